@@ -1,0 +1,143 @@
+"""Drafters by name.
+
+SPEC = lookup | ngram:FILE | none | chain(SPEC,SPEC,...), each with an optional draft length: lookup@5
+ARM  = SPEC | NAME=SPEC
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from metasd_sim.errors import InputError
+
+from .base import Draft, Drafter, DraftStream
+from .chain import Chain
+from .lookup import PromptLookup
+from .ngram import Ngram, read_ngram
+from .none import NoDraft
+
+if TYPE_CHECKING:
+    from ..target import Target
+
+__all__ = ["Arm", "ArmSpec", "Draft", "DraftStream", "Drafter", "DrafterSpec", "build_arms", "parse_arm"]
+
+DRAFT_LENGTH = 8
+_NAME = re.compile(r"([\w.+-]+)=(.+)")
+_LENGTH = re.compile(r"(.+)@(\d+)")
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """One parsed drafter: `kind:argument`, or `chain(parts)`, with its draft length if it names one."""
+
+    text: str  # without the draft length
+    kind: str
+    argument: str = ""
+    parts: tuple[DrafterSpec, ...] = ()
+    length: int | None = None
+
+    def build(self, target: Target) -> Drafter:
+        return DRAFTERS[self.kind](self, target)
+
+    def files(self) -> list[str]:
+        """Files that this drafter reads."""
+        own = [self.argument] if self.argument else []
+        return own + [file for part in self.parts for file in part.files()]
+
+
+@dataclass(frozen=True)
+class ArmSpec:
+    name: str
+    drafter: DrafterSpec
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A drafter with a draft length, under a name."""
+
+    name: str
+    drafter: Drafter
+    length: int
+
+
+def _plain(factory: Callable[[], Drafter]) -> Callable[[DrafterSpec, Target], Drafter]:
+    return lambda spec, target: factory()
+
+
+def _ngram(spec: DrafterSpec, target: Target) -> Drafter:
+    model = read_ngram(spec.argument)
+    if model.tokenizer != target.tokenizer_hash:
+        raise InputError(
+            f"{spec.argument}: expected an n-gram model of the target's tokenizer {target.tokenizer_hash[:12]}, found "
+            f"{model.tokenizer[:12]}; train one with metasd-live train ngram --target {target.name}"
+        )
+    return Ngram(model, spec.text)
+
+
+def _chain(spec: DrafterSpec, target: Target) -> Drafter:
+    return Chain([(part.build(target), part.length) for part in spec.parts], spec.text)
+
+
+DRAFTERS: dict[str, Callable[[DrafterSpec, Target], Drafter]] = {
+    "lookup": _plain(PromptLookup),
+    "ngram": _ngram,
+    "none": _plain(NoDraft),
+    "chain": _chain,
+}
+_ARGUMENT = {"lookup": False, "ngram": True, "none": False}  # whether :ARGUMENT follows
+_KNOWN = "lookup, ngram:FILE, none, chain(SPEC,SPEC,...)"
+
+
+def parse_arm(text: str) -> ArmSpec:
+    """`NAME=SPEC`, or `SPEC`, which is then the name."""
+    named = _NAME.fullmatch(text)
+    return ArmSpec(named[1], _parse(named[2])) if named else ArmSpec(text, _parse(text))
+
+
+def _parse(text: str) -> DrafterSpec:
+    sized = _LENGTH.fullmatch(text)
+    body, length = (sized[1], int(sized[2])) if sized else (text, None)
+    if length is not None and not 1 <= length <= 64:
+        raise InputError(f"drafter: expected a draft length of 1 to 64 after @, found {text!r}; use none for no draft")
+    if body.startswith("chain(") and body.endswith(")"):
+        parts = tuple(_parse(part) for part in _split(body[len("chain(") : -1]))
+        return DrafterSpec(body, "chain", parts=parts, length=length)
+    kind, colon, argument = body.partition(":")
+    if kind not in _ARGUMENT or (bool(colon), bool(argument)) != (_ARGUMENT[kind],) * 2:
+        raise InputError(f"drafter: expected {_KNOWN}, each with @LENGTH if you like; found {text!r}")
+    return DrafterSpec(body, kind, argument, length=length)
+
+
+def _split(text: str) -> list[str]:
+    """At the commas outside parentheses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def build_arms(specs: Sequence[ArmSpec], target: Target, draft_length: int = DRAFT_LENGTH) -> list[Arm]:
+    """Arms with distinct names; `draft_length` is for those that name none."""
+    if not specs:
+        raise InputError("drafter: expected at least one, found none; pass --drafter, for instance --drafter lookup")
+    if not 1 <= draft_length <= 64:
+        raise InputError(f"draft length: expected 1 to 64, found {draft_length}")
+    names = [spec.name for spec in specs]
+    if len(set(names)) != len(names):
+        raise InputError(f"drafter: expected arms of different names, found {', '.join(names)}; use NAME=SPEC")
+    for file in {file for spec in specs for file in spec.drafter.files()}:
+        if not Path(file).is_file():
+            raise InputError(f"drafter: expected the file {file}, found none; make one with metasd-live train ngram")
+    return [Arm(spec.name, spec.drafter.build(target), _arm_length(spec.drafter, draft_length)) for spec in specs]
+
+
+def _arm_length(spec: DrafterSpec, draft_length: int) -> int:
+    return 0 if spec.kind == "none" else spec.length or draft_length

@@ -1,0 +1,338 @@
+"""`metasd-sim`: simulate, bounds, replay."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import bounds, console, plots, traces
+from .costs import CostModel
+from .environments import Environment, ReplayEnvironment, StationaryEnvironment
+from .environments.synthetic import OVERLAPS
+from .errors import InputError
+from .policies import make_policy, policy_specs
+from .regret import comparator
+from .rewards import REWARDS, make_reward
+from .rounds import FloatArray, IntArray
+from .simulate import Outcome, simulate
+from .summary import summarize
+
+CURVE_POINTS = 30
+
+
+def numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"expected numbers separated by commas, found {text!r}") from None
+
+
+def integers(text: str) -> list[int]:
+    values = numbers(text)
+    if any(value != int(value) for value in values):
+        raise InputError(f"expected whole numbers separated by commas, found {text!r}")
+    return [int(value) for value in values]
+
+
+def save_figure(figure: Any, path: str, force: bool) -> None:
+    kind = Path(path).suffix.lstrip(".").lower()
+    if kind not in ("png", "pdf", "svg"):
+        raise InputError(f"figure: expected a file ending in .png, .pdf or .svg; found {path!r}")
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, dpi=120)
+    traces.write_atomically(path, content.getvalue(), force)
+
+
+def check_outputs(*paths: str | None, force: bool) -> None:
+    """Refuses before the work what writing would refuse after it."""
+    for path in paths:
+        if path not in (None, "-") and Path(path).exists() and not force:
+            raise InputError(f"{path}: expected no such file, found one; choose another name or pass --force")
+
+
+def show(records: Sequence[dict[str, Any]], title: str, quiet: bool) -> None:
+    """The table of `simulate` and `replay`."""
+
+    def plus_minus(record: dict[str, Any], name: str, digits: int) -> str:
+        if record.get(f"{name}_mean") is None:
+            return ""
+        se = record[f"{name}_se"]
+        return f"{record[f'{name}_mean']:.{digits}f}" + ("" if se is None else f" ± {1.96 * se:.{digits}f}")
+
+    def plain(record: dict[str, Any], name: str, digits: int) -> str:
+        return "" if record.get(name) is None else f"{record[name]:.{digits}f}"
+
+    timed = any("speedup_mean" in record for record in records)
+    bounded = any("upper_bound" in record for record in records)
+    several = len({record["budget"] for record in records}) > 1
+    columns = ["policy", *(["budget"] if several else []), "rounds", "regret", "best arm", "tokens/round", "switches"]
+    columns += ["upper bound", "lower bound"] if bounded else []
+    columns += ["speedup", "regret (s)"] if timed else []
+    rows = []
+    for record in records:
+        row = [record["policy"], *([record["budget"]] if several else [])]
+        row += [plain(record, "rounds_mean", 0), plus_minus(record, "regret", 1), f"{record['best_arm_ratio']:.1%}"]
+        row += [plain(record, "tokens_per_round", 3), plain(record, "switches_mean", 0)]
+        row += [plain(record, "upper_bound", 0), plain(record, "lower_bound", 1)] if bounded else []
+        row += [plus_minus(record, "speedup", 3), plus_minus(record, "seconds_regret", 1)] if timed else []
+        rows.append(row)
+    console.table(title, columns, rows, quiet)
+
+
+def compare(
+    environment: Environment,
+    arguments: argparse.Namespace,
+    budget: list[int] | None,
+    drafters: Sequence[str],
+) -> list[tuple[Outcome, list[dict[str, Any]]]]:
+    """Every policy asked for on one environment, with the same seed."""
+    specs = [
+        spec
+        for wanted in arguments.policy or ["all"]
+        for spec in policy_specs(wanted, environment.arms, environment.gives, arguments.reward)
+    ]
+    policies = [make_policy(spec, arguments.reward, environment.arms, drafters) for spec in dict.fromkeys(specs)]
+    results = []
+    with console.progress(arguments.quiet) as display:
+        for policy in display.track(policies, description="policies"):
+            outcome = simulate(policy, environment, budget, arguments.runs, arguments.seed, arguments.carry_over)
+            results.append((outcome, summarize(outcome, policy, environment)))
+    return results
+
+
+def run_simulate(arguments: argparse.Namespace) -> None:
+    check_outputs(arguments.json, arguments.figure, force=arguments.force)
+    names = [text.strip() for text in arguments.arms.split(",")]
+    alphas = numbers(arguments.arms)
+    costs = None
+    if arguments.draft_cost is not None:
+        draft = numbers(arguments.draft_cost)
+        if len(draft) != len(alphas):
+            raise InputError(f"--draft-cost: expected {len(alphas)} numbers, one per arm; found {len(draft)}")
+        costs = CostModel.linear(
+            draft,
+            max(arguments.draft_length),
+            arguments.verify_cost,
+            arguments.verify_token_cost,
+            arguments.catch_up_cost,
+        )
+    environment = StationaryEnvironment(
+        alphas,
+        arguments.draft_length[0] if len(arguments.draft_length) == 1 else arguments.draft_length,
+        arguments.overlaps,
+        arguments.concentration,
+        costs,
+        names if len(set(names)) == len(names) else None,
+    )
+    wanted = arguments.budget
+    budgets = wanted
+    if arguments.figure:
+        curve = np.geomspace(min(10, wanted[0]), wanted[-1], CURVE_POINTS).astype(int)
+        budgets = sorted({*wanted, *curve.tolist()})
+    results = compare(environment, arguments, budgets, names)
+    curves = [record for _, records in results for record in records]
+    records = [record for record in curves if record["budget"] in wanted]
+    lengths = ",".join(map(str, arguments.draft_length))
+    show(
+        records,
+        f"arms {arguments.arms}, draft length {lengths}, budget {wanted[-1]} tokens, {arguments.runs} runs "
+        "(95% intervals; regret in rounds)",
+        arguments.quiet,
+    )
+    if arguments.figure:
+        save_figure(plots.plot_regret(curves), arguments.figure, arguments.force)
+    console.write_json(records, arguments.json, arguments.force)
+
+
+def run_bounds(arguments: argparse.Namespace) -> None:
+    check_outputs(arguments.json, force=arguments.force)
+    alphas = numbers(arguments.arms)
+    (gamma,) = arguments.draft_length if len(arguments.draft_length) == 1 else (None,)
+    if gamma is None:
+        raise InputError("--draft-length: expected one number, the bounds hold for one draft length; found several")
+    environment = StationaryEnvironment(alphas, gamma)
+    budgets = np.array(arguments.budget)
+    lower = bounds.lower(alphas, gamma, budgets)
+    best = environment.fixed_arms(budgets).rounds.min(axis=1)
+    records = []
+    for name in [arguments.reward] if arguments.reward else [n for n in REWARDS if n != "tokens-per-second"]:
+        reward = make_reward(name)
+        sigma = reward.sigma(gamma)
+        beta = arguments.beta if arguments.beta is not None else None if sigma is None else 2 * sigma
+        if beta is not None and sigma is not None and beta < 2 * sigma * (1 - 1e-12) and not arguments.reward:
+            continue  # this reward's bound does not allow that beta
+        upper = bounds.ucb_upper(alphas, gamma, budgets, reward, beta)
+        for b, budget in enumerate(budgets):
+            records.append(
+                {
+                    "policy": "metasd-ucb",
+                    "reward": name,
+                    "beta": beta,
+                    "budget": int(budget),
+                    "best_arm_rounds": float(best[b]),
+                    "upper_bound": float(upper[b]),
+                    "lower_bound": float(lower[b]),
+                }
+            )
+    if not records:
+        raise InputError(f"--beta: expected at least 2 sigma of a reward, found {arguments.beta}")
+    console.table(
+        f"regret bounds in rounds, arms {arguments.arms}, draft length {gamma}",
+        ["reward", "beta", "budget", "best arm's rounds", "upper bound (metasd-ucb)", "lower bound (asymptotic)"],
+        [
+            [r["reward"], f"{r['beta']:.3f}", r["budget"], f"{r['best_arm_rounds']:.1f}", f"{r['upper_bound']:.1f}",
+             f"{r['lower_bound']:.1f}"]
+            for r in records
+        ],
+        arguments.quiet,
+    )  # fmt: skip
+    console.write_json(records, arguments.json, arguments.force)
+
+
+def category_speedups(
+    environment: ReplayEnvironment, outcomes: Sequence[Outcome]
+) -> tuple[list[str], list[str], FloatArray] | None:
+    """Speedup of every fixed arm and policy in each category: (labels, categories, [labels, categories])."""
+    fixed = comparator(environment, np.array([environment.tokens]))
+    if fixed.plain is None or fixed.query_seconds is None or fixed.query_tokens is None:
+        return None
+    of_query = np.array([query.category for query in environment.trace.queries])
+    categories = sorted(set(of_query))
+    learned = [outcome for outcome in outcomes if not outcome.policy.startswith("fixed:")]
+    seconds = [*fixed.query_seconds.T, *(o.query_seconds.mean(axis=0) for o in learned if o.query_seconds is not None)]
+    plain = fixed.plain * fixed.query_tokens
+    table = np.array([[plain[of_query == c].sum() / s[of_query == c].sum() for c in categories] for s in seconds])
+    return [*(f"fixed:{arm}" for arm in environment.arms), *(o.policy for o in learned)], categories, table
+
+
+def order_queries(trace: traces.Trace, arguments: argparse.Namespace) -> traces.Trace:
+    queries: IntArray = np.arange(len(trace.queries))
+    if arguments.category:
+        known = sorted({query.category for query in trace.queries})
+        for category in arguments.category:
+            if category not in known:
+                raise InputError(f"--category: expected one of {', '.join(known)}; found {category!r}")
+        queries = np.array([q for q in queries if trace.queries[q].category in arguments.category])
+    if arguments.order == "shuffled":
+        queries = np.random.default_rng(arguments.seed).permutation(queries)
+    elif arguments.order == "category":
+        queries = np.array(sorted(queries, key=lambda q: trace.queries[q].category))
+    return trace if np.array_equal(queries, np.arange(len(trace.queries))) else trace.select(queries.tolist())
+
+
+def run_replay(arguments: argparse.Namespace) -> None:
+    check_outputs(arguments.json, arguments.figure, force=arguments.force)
+    trace = order_queries(traces.read(arguments.trace), arguments)
+    environment = ReplayEnvironment(trace)
+    results = compare(environment, arguments, arguments.budget, trace.drafters)
+    records = [record for _, group in results for record in group]
+    name = trace.provenance.get("target", "target")
+    tokens = records[-1]["budget"]
+    show(
+        records,
+        f"{Path(arguments.trace).name}: {name}, {trace.verification}, {len(trace.queries)} prompts, {tokens} tokens, "
+        f"{arguments.runs} runs, carry-over {arguments.carry_over} (95% intervals over prompts)",
+        arguments.quiet,
+    )
+    fixed = comparator(environment, np.array([environment.tokens]))
+    if fixed.query_rounds is not None and arguments.budget is None and not arguments.quiet:
+        ideal = f"{fixed.query_rounds.min(axis=1).sum():.0f} rounds"
+        if fixed.query_seconds is not None and fixed.plain is not None:
+            fastest = fixed.query_seconds.min(axis=1).sum()
+            ideal += f"; in seconds, speedup {fixed.plain * environment.tokens / fastest:.3f}"
+        print(f"best fixed arm of each prompt, known only afterwards: {ideal}\n")
+    by_category = category_speedups(environment, [outcome for outcome, _ in results]) if arguments.by_category else None
+    if by_category is not None:
+        labels, categories, speedups = by_category
+        console.table(
+            "predicted speedup over plain decoding, by category",
+            ["arm or policy", *categories],
+            [[label, *(f"{value:.2f}" for value in row)] for label, row in zip(labels, speedups, strict=True)],
+            arguments.quiet,
+        )
+    elif arguments.by_category:
+        raise InputError("--by-category: expected a trace with a cost model, found none; record it with --calibrate")
+    if arguments.figure:
+        if by_category is not None:
+            figure = plots.plot_categories(by_category[2], by_category[1], by_category[0])
+        else:
+            figure = plots.plot_policies(records)
+        save_figure(figure, arguments.figure, arguments.force)
+    console.write_json(records, arguments.json, arguments.force)
+
+
+def _add_policies(command: argparse.ArgumentParser, default_runs: int) -> None:
+    command.add_argument(
+        "--policy", action="append", metavar="SPEC", help="NAME[:key=value,...], fixed:ARM or all; repeatable"
+    )
+    command.add_argument("--reward", choices=list(REWARDS), help="default reward of the policies that take one")
+    command.add_argument("--runs", type=int, default=default_runs, help="independent rows (default: %(default)s)")
+    command.add_argument(
+        "--carry-over", default="none", help="none, keep or discount:SHARE at each new prompt (default: %(default)s)"
+    )
+    command.add_argument("--figure", metavar="FILE", help="save a figure (.png, .pdf or .svg)")
+
+
+def _add_instance(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--arms", required=True, metavar="A,B,...", help="acceptance rates, one per arm")
+    command.add_argument("--draft-length", type=integers, default=[5], metavar="N[,N...]", help="one, or one per arm")
+    command.add_argument("--budget", type=integers, default=[10_000], metavar="N[,N...]", help="tokens to emit")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = console.parser("metasd-sim", "Speculative decoding with several drafters as a stopping-time bandit.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = console.add_command(
+        commands,
+        "simulate",
+        "simulate policies on synthetic drafters",
+        "metasd-sim simulate --arms 0.9,0.8,0.6 --draft-length 5 --budget 10000 --runs 500 "
+        "--policy metasd-ucb:reward=bd --policy kl-ucb-trials",
+        run_simulate,
+    )
+    _add_instance(command)
+    _add_policies(command, default_runs=200)
+    command.add_argument("--overlaps", choices=OVERLAPS, default="beta", help="law of the overlaps")
+    command.add_argument("--concentration", type=float, default=5.0, help="c of Beta(c a, c (1 - a)) overlaps")
+    command.add_argument("--draft-cost", metavar="A,B,...", help="seconds per drafted token, one per arm: adds time")
+    command.add_argument("--verify-cost", type=float, default=1.0, help="seconds of a target pass")
+    command.add_argument("--verify-token-cost", type=float, default=0.0, help="seconds more per drafted token")
+    command.add_argument("--catch-up-cost", type=float, default=0.0, help="seconds per token missed by an idle drafter")
+
+    command = console.add_command(
+        commands,
+        "bounds",
+        "bounds on stopping-time regret",
+        "metasd-sim bounds --arms 0.9,0.8,0.6 --draft-length 5 --budget 10000",
+        run_bounds,
+    )
+    _add_instance(command)
+    command.add_argument("--reward", choices=list(REWARDS), help="one reward (default: all with a known sigma)")
+    command.add_argument("--beta", type=float, help="exploration (default: 2 sigma of the reward)")
+
+    command = console.add_command(
+        commands,
+        "replay",
+        "replay policies on a recorded trace",
+        "metasd-sim replay traces/smollm2-greedy.safetensors --policy all --runs 200",
+        run_replay,
+    )
+    command.add_argument("trace", metavar="TRACE", help="a .safetensors trace")
+    _add_policies(command, default_runs=50)
+    command.add_argument("--budget", type=integers, metavar="N[,N...]", help="tokens (default: the whole stream)")
+    command.add_argument("--category", action="append", help="only prompts of this category; repeatable")
+    command.add_argument(
+        "--order", choices=("recorded", "shuffled", "category"), default="recorded", help="order of the prompts"
+    )
+    command.add_argument("--by-category", action="store_true", help="also the speedup in each category")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return console.run(build_parser, argv)

@@ -1,0 +1,81 @@
+"""Seconds of a round: `draft_i(drafted) + verify(drafted + 1) + catch_up_i * missed + overhead`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .errors import InputError
+from .rounds import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """All in seconds. `missed` counts the tokens emitted since the arm was last current."""
+
+    draft: FloatArray  # [arms, max_draft + 1] to draft 0..max_draft tokens
+    verify: FloatArray  # [max_draft + 1] one target pass over the last token and 0..max_draft drafts
+    catch_up: FloatArray  # [arms] per missed token
+    overhead: float  # per round
+    plain: float  # per token of plain decoding with the same target code
+
+    def __post_init__(self) -> None:
+        for name in ("draft", "verify", "catch_up", "overhead", "plain"):
+            value = np.asarray(getattr(self, name), dtype=float)
+            if not (np.all(np.isfinite(value)) and np.all(value >= 0)):
+                raise InputError(f"costs: expected {name} to be seconds, finite and not negative; found {value.min()}")
+            object.__setattr__(self, name, float(value) if name in ("overhead", "plain") else value)
+        if self.draft.ndim != 2 or self.verify.shape != self.draft.shape[1:]:
+            raise InputError(
+                f"costs: expected draft [arms, max_draft + 1] and verify [max_draft + 1], "
+                f"found {list(self.draft.shape)} and {list(self.verify.shape)}"
+            )
+        if self.catch_up.shape != self.draft.shape[:1]:
+            raise InputError(f"costs: expected catch_up [{len(self.draft)}], found {list(self.catch_up.shape)}")
+        if self.plain <= 0:
+            raise InputError("costs: expected plain decoding to take time, found plain = 0")
+
+    @classmethod
+    def linear(
+        cls,
+        draft: Sequence[float],
+        max_draft: int,
+        verify: float = 1.0,
+        verify_token: float = 0.0,
+        catch_up: ArrayLike = 0.0,
+        overhead: float = 0.0,
+    ) -> CostModel:
+        """`draft[i]` seconds a drafted token, `verify + verify_token * drafted` a pass; plain = `verify + overhead`."""
+        drafted: FloatArray = np.arange(max_draft + 1, dtype=float)
+        return cls(
+            draft=np.outer(np.asarray(draft, dtype=float), drafted),
+            verify=verify + verify_token * drafted,
+            catch_up=np.broadcast_to(np.asarray(catch_up, dtype=float), (len(draft),)).copy(),
+            overhead=overhead,
+            plain=verify + overhead,
+        )
+
+    def seconds(self, arm: IntArray, drafted: IntArray, missed: IntArray | int = 0) -> FloatArray:
+        """Seconds of rounds; arguments broadcast."""
+        return self.draft[arm, drafted] + self.verify[drafted] + self.catch_up[arm] * missed + self.overhead
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "draft": self.draft.tolist(),
+            "verify": self.verify.tolist(),
+            "catch_up": self.catch_up.tolist(),
+            "overhead": self.overhead,
+            "plain": self.plain,
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> CostModel:
+        try:
+            columns: dict[str, Any] = {name: np.asarray(record[name], dtype=float) for name in cls.__dataclass_fields__}
+            return cls(**columns)
+        except (KeyError, TypeError) as error:
+            raise InputError(f"costs: expected {', '.join(cls.__dataclass_fields__)}; found {record!r}") from error

@@ -1,0 +1,67 @@
+"""The protocol of a source of rounds: synthetic, replayed or live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from ..rounds import BoolArray, FloatArray, IntArray, Rounds
+
+# What an environment may give and a policy may need.
+OVERLAP = "overlap"  # overlaps of the verified positions
+BLOCK_OVERLAP = "block_overlap"  # overlaps of all drafted positions, after a rejection too
+SECONDS = "seconds"
+EVERY_ARM = "every_arm"  # full information: every arm scored on the emitted tokens
+FEATURES = "features"
+TRUTH = "truth"  # oracles only
+SIGNALS = frozenset({OVERLAP, BLOCK_OVERLAP, SECONDS, EVERY_ARM, FEATURES, TRUTH})
+
+
+@dataclass(slots=True)
+class Context:
+    """What a policy may know before it chooses arms for `n` rows."""
+
+    query: IntArray  # [n] index of the row's query
+    new_query: BoolArray  # [n] this is the query's first round
+    eligible: BoolArray | None = None  # [n, arms]; None: every arm
+    horizon: IntArray | None = None  # [n] tokens the query may emit; never the length it will have
+    features: FloatArray | None = None  # [n, d] of the prompt
+    truth: FloatArray | None = None  # [n, arms]
+
+
+@dataclass(frozen=True)
+class FixedArms:
+    """Exact expectations of playing one arm throughout: the comparators of regret."""
+
+    rounds: FloatArray  # [budgets, arms] E tau
+    seconds: FloatArray | None = None  # [budgets, arms]
+    tokens_per_round: FloatArray | None = None  # [arms] g_i, only where rounds are identically distributed
+    query_rounds: FloatArray | None = None  # [queries, arms] E tau of each whole query
+    query_seconds: FloatArray | None = None  # [queries, arms]
+    query_tokens: IntArray | None = None  # [queries]
+    plain: float | None = None  # seconds that plain decoding takes for one token
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """`rows` streams of rounds.
+
+    `rows` arguments are increasing row numbers, int [n]. Draws of a row do not depend on which other rows
+    are still running. `fixed_arms` returns None where no expectation is known (live models).
+    """
+
+    arms: tuple[str, ...]
+    max_draft: int
+    queries: int  # queries in one row's stream
+    gives: frozenset[str]
+    done: BoolArray  # [rows] the stream has ended
+
+    def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None: ...
+
+    def observe(self, rows: IntArray) -> Context: ...
+
+    def step(self, rows: IntArray, arms: IntArray) -> Rounds: ...
+
+    def fixed_arms(self, budgets: IntArray) -> FixedArms | None: ...

@@ -1,0 +1,104 @@
+"""Replay of a recorded trace: the law of a live run given its text, for any policy.
+
+The text is drawn from the target whatever is drafted, and given the text a draft token is accepted with the
+recorded probability. So a round walks along the text: it accepts while its uniform allows, and jumps N + 1.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from ..costs import CostModel
+from ..rounds import BoolArray, FloatArray, IntArray, Rounds
+from ..traces import Trace
+from .base import OVERLAP, SECONDS, Context, FixedArms
+
+
+class ReplayEnvironment:
+    """All queries of a trace in one stream, in their order (`trace.select` chooses or reorders them).
+
+    Seconds are predicted by `costs` (default: the cost model in the trace); every arm is current when a
+    query starts, since prefill is outside the rounds.
+    """
+
+    endless = False
+
+    def __init__(self, trace: Trace, costs: CostModel | None = None) -> None:
+        self.trace, self.arms, self.max_draft = trace, trace.arms, trace.max_draft
+        self.drafters = trace.drafters
+        self.queries, self.tokens = len(trace.queries), len(trace.tokens)
+        self.costs = costs or trace.costs
+        self.gives = frozenset(
+            ({OVERLAP} if trace.overlap is not None else set()) | ({SECONDS} if self.costs else set())
+        )
+        self._survival = np.cumprod(trace.accept.astype(float), axis=2)  # [T, arms, depth] P(N >= depth + 1)
+        self._drafted = trace.drafted.astype(np.int64)
+        self._remaining = trace.remaining()
+        self._query = np.repeat(np.arange(self.queries), np.diff(trace.offsets))  # [T]
+
+    def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
+        self.done: BoolArray = np.zeros(rows, dtype=bool)
+        self._rng, self._rows, self._with_overlap = rng, rows, OVERLAP in needs
+        self._position = np.zeros(rows, dtype=np.int64)
+        self._current = np.zeros((rows, len(self.arms)), dtype=np.int64)  # position up to which each arm is current
+
+    def observe(self, rows: IntArray) -> Context:
+        position = self._position[rows]
+        query = self._query[position]
+        start = np.asarray(self.trace.offsets)[query]
+        new_query = position == start
+        self._current[rows[new_query]] = start[new_query, None]
+        return Context(query, new_query, horizon=np.full(len(rows), self.trace.max_new_tokens))
+
+    def step(self, rows: IntArray, arms: IntArray) -> Rounds:
+        # draws for the whole batch: a row's luck does not depend on which others still run
+        uniform = self._rng.random(self._rows)[rows, None]
+        position = self._position[rows]
+        accepted = np.count_nonzero(uniform < self._survival[position, arms], axis=1)
+        emitted = np.minimum(accepted + 1, self._remaining[position])
+        drafted = self._drafted[position, arms]
+        overlap = seconds = None
+        if self._with_overlap and self.trace.overlap is not None:
+            overlap = self.trace.overlap[position, arms].astype(float)
+            overlap[np.arange(self.max_draft) >= emitted[:, None]] = np.nan  # only verified positions were seen
+        if self.costs is not None:
+            seconds = self.costs.seconds(arms, drafted, position - self._current[rows, arms])
+        self._position[rows] = self._current[rows, arms] = position + emitted
+        self.done[rows] = position + emitted >= self.tokens
+        return Rounds(arms, drafted, accepted, emitted, self.max_draft, seconds, overlap)
+
+    @cached_property
+    def visits(self) -> FloatArray:
+        """Probability that an arm played throughout starts a round at each position; [T, arms]."""
+        law = np.concatenate([np.ones_like(self._survival[:, :, :1]), self._survival], axis=2)
+        law[:, :, :-1] -= self._survival  # [T, arms, depth + 1] P(N = n)
+        law = np.ascontiguousarray(law.transpose(0, 2, 1))
+        visits = np.zeros((self.tokens, len(self.arms)))
+        for position, left in enumerate(self._remaining):
+            if position in self._starts:
+                visits[position] = 1.0
+            jumps = min(left - 1, self.max_draft + 1)  # to later positions of the same query
+            visits[position + 1 : position + 1 + jumps] += visits[position] * law[position, :jumps]
+        return visits
+
+    @cached_property
+    def _starts(self) -> frozenset[int]:
+        return frozenset(np.asarray(self.trace.offsets)[:-1].tolist())
+
+    def fixed_arms(self, budgets: IntArray) -> FixedArms:
+        """Exact expectations given the text, from the probabilities that a round starts at each position."""
+        ends = np.minimum(budgets, self.tokens) - 1
+        starts = np.asarray(self.trace.offsets)[:-1]
+        cost = None
+        if self.costs is not None:
+            cost = self.visits * self.costs.seconds(np.arange(len(self.arms)), self._drafted)
+        return FixedArms(
+            rounds=self.visits.cumsum(axis=0)[ends],
+            seconds=None if cost is None else cost.cumsum(axis=0)[ends],
+            query_rounds=np.add.reduceat(self.visits, starts, axis=0),
+            query_seconds=None if cost is None else np.add.reduceat(cost, starts, axis=0),
+            query_tokens=np.diff(self.trace.offsets),
+            plain=None if self.costs is None else self.costs.plain,
+        )

@@ -1,0 +1,158 @@
+"""Synthetic rounds from a stated law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.signal import lfilter
+from scipy.special import betainc, betaincinv
+
+from .. import acceptance
+from ..costs import CostModel
+from ..errors import InputError
+from ..rounds import BoolArray, FloatArray, IntArray, Rounds
+from .base import BLOCK_OVERLAP, OVERLAP, SECONDS, Context, FixedArms
+
+OVERLAPS = ("beta", "bernoulli", "constant")
+_ATOMS = 1024
+
+
+def beta_atoms(mean: float, concentration: float, atoms: int = _ATOMS) -> FloatArray:
+    """`atoms` equally likely values whose mean is exactly `mean`: the conditional means of
+    Beta(c mean, c (1 - mean)) between its quantiles. Its variance is short by that within a cell only.
+
+    One table look-up draws an overlap: fast, and one uniform a draw, so that rows do not disturb each other.
+    """
+    if mean in (0.0, 1.0):
+        return np.full(atoms, mean)
+    a, b = concentration * mean, concentration * (1 - mean)
+    edges = betaincinv(a, b, np.linspace(0, 1, atoms + 1))
+    # E[X; X <= x] = mean * I_x(a + 1, b)
+    return np.clip(np.diff(mean * betainc(a + 1, b, edges)) * atoms, 0.0, 1.0)
+
+
+class StationaryEnvironment:
+    """Arms whose overlaps are i.i.d. with mean `alpha`; given the overlaps, acceptances are independent Bernoulli.
+
+    overlaps: "beta" (Beta(c alpha, c (1 - alpha)), c = `concentration`), "bernoulli" (0 or 1) or "constant".
+    `draft_length` is one for all arms or one each. With `costs` it gives seconds.
+    """
+
+    queries = 1
+    endless = True
+
+    def __init__(
+        self,
+        alphas: ArrayLike,
+        draft_length: int | Sequence[int] = 5,
+        overlaps: str = "beta",
+        concentration: float = 5.0,
+        costs: CostModel | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.alphas = np.atleast_1d(acceptance.check(alphas, 1))  # [arms]
+        if self.alphas.ndim != 1:
+            raise InputError(f"alphas: expected one acceptance rate per arm, found shape {list(self.alphas.shape)}")
+        lengths = np.broadcast_to(np.asarray(draft_length), self.alphas.shape)
+        self.draft_lengths = lengths.astype(np.int64)  # [arms]
+        if np.any(lengths < 1) or np.any(self.draft_lengths != lengths):
+            raise InputError(
+                f"draft_length: expected 1 or more tokens, one number or one per arm; found {draft_length}"
+            )
+        if overlaps not in OVERLAPS:
+            raise InputError(f"overlaps: expected one of {', '.join(OVERLAPS)}; found {overlaps!r}")
+        if not (np.isfinite(concentration) and concentration > 0):
+            raise InputError(f"concentration: expected a finite number above 0, found {concentration}")
+        self.arms = tuple(names) if names is not None else _names([f"{alpha:g}" for alpha in self.alphas])
+        if len(self.arms) != len(self.alphas) or len(set(self.arms)) != len(self.arms):
+            raise InputError(f"names: expected {len(self.alphas)} different names, found {', '.join(self.arms)}")
+        self.max_draft = int(self.draft_lengths.max())
+        if costs is not None and costs.draft.shape != (len(self.arms), self.max_draft + 1):
+            shape = [len(self.arms), self.max_draft + 1]
+            raise InputError(f"costs: expected draft of shape {shape}, found {list(costs.draft.shape)}")
+        self.overlaps, self.concentration, self.costs = overlaps, concentration, costs
+        self.gives = frozenset({OVERLAP, BLOCK_OVERLAP} | ({SECONDS} if costs else set()))
+        drafted = np.arange(1, self.max_draft + 1) <= self.draft_lengths[:, None]  # [arms, max_draft]
+        self._drafted = drafted
+        self._survival = np.where(drafted, self.alphas[:, None] ** np.arange(1, self.max_draft + 1), 0.0)
+
+    def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
+        self.done: BoolArray = np.zeros(rows, dtype=bool)
+        self._rng, self._rows = rng, rows
+        self._with_overlaps = bool(needs & {OVERLAP, BLOCK_OVERLAP})
+        self._all_positions = BLOCK_OVERLAP in needs
+        self._fresh = np.ones(rows, dtype=bool)
+        self._position = np.zeros(rows, dtype=np.int64)
+        self._current = np.zeros((rows, len(self.arms)), dtype=np.int64)  # position up to which each arm is current
+        if self._with_overlaps and self.overlaps == "beta":
+            self._atoms = np.stack([beta_atoms(alpha, self.concentration) for alpha in self.alphas])
+
+    def observe(self, rows: IntArray) -> Context:
+        context = Context(query=np.zeros(len(rows), dtype=np.int64), new_query=self._fresh[rows])
+        self._fresh[rows] = False
+        return context
+
+    def step(self, rows: IntArray, arms: IntArray) -> Rounds:
+        # draws for the whole batch: a row's luck does not depend on which others still run
+        uniform = self._rng.random(self._rows)[rows, None]
+        drafted = self.draft_lengths[arms]
+        overlap = None
+        if self._with_overlaps:
+            overlap = self._draw_overlaps(rows, arms)
+            accepted = np.count_nonzero(uniform < np.cumprod(overlap, axis=1), axis=1)
+            hidden = ~self._drafted[arms]
+            if not self._all_positions:
+                hidden |= np.arange(self.max_draft) > accepted[:, None]
+            overlap[hidden] = np.nan
+        else:
+            accepted = np.count_nonzero(uniform < self._survival[arms], axis=1)
+        emitted = accepted + 1
+        seconds = None
+        if self.costs is not None:
+            seconds = self.costs.seconds(arms, drafted, self._position[rows] - self._current[rows, arms])
+            self._position[rows] += emitted
+            self._current[rows, arms] = self._position[rows]
+        return Rounds(arms, drafted, accepted, emitted, self.max_draft, seconds, overlap)
+
+    def _draw_overlaps(self, rows: IntArray, arms: IntArray) -> FloatArray:
+        """[n, max_draft], 0 past the arm's draft length."""
+        alpha = self.alphas[arms, None]
+        if self.overlaps == "constant":
+            overlap = np.broadcast_to(alpha, (len(rows), self.max_draft))
+        else:
+            uniform = self._rng.random((self._rows, self.max_draft))[rows]
+            if self.overlaps == "bernoulli":
+                overlap = (uniform < alpha).astype(float)
+            else:
+                overlap = self._atoms[arms[:, None], (uniform * _ATOMS).astype(np.int64)]
+        return np.where(self._drafted[arms], overlap, 0.0)
+
+    def tokens_per_round(self) -> FloatArray:
+        """g_i of each arm; [arms]."""
+        return 1.0 + self._survival.sum(axis=1)
+
+    def fixed_arms(self, budgets: IntArray) -> FixedArms:
+        """E tau(B) = 1 + sum_n P(N = n) E tau(B - n - 1), solved as a linear recurrence in B."""
+        longest = int(np.max(budgets))
+        rounds = np.empty((len(budgets), len(self.arms)))
+        for arm, (alpha, gamma) in enumerate(zip(self.alphas, self.draft_lengths, strict=True)):
+            law = acceptance.pmf(alpha, int(gamma))
+            rounds[:, arm] = lfilter([1.0], np.concatenate([[1.0], -law]), np.ones(longest))[np.asarray(budgets) - 1]
+        seconds = plain = None
+        if self.costs is not None:
+            arms = np.arange(len(self.arms))
+            seconds = rounds * self.costs.seconds(arms, self.draft_lengths)  # Wald
+            plain = self.costs.plain
+        return FixedArms(rounds, seconds, self.tokens_per_round(), plain=plain)
+
+
+def _names(texts: Sequence[str]) -> tuple[str, ...]:
+    """Different names: repeated texts are numbered, `0.5#1`, `0.5#2`."""
+    seen: dict[str, int] = {}
+    names = []
+    for text in texts:
+        seen[text] = seen.get(text, 0) + 1
+        names.append(f"{text}#{seen[text]}" if texts.count(text) > 1 else text)
+    return tuple(names)

@@ -1,0 +1,93 @@
+"""Policies: rules that choose the arm of each round. One line here makes a policy known by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from inspect import signature
+
+from ..errors import InputError
+from ..rewards import REWARDS, make_reward
+from .base import IndexPolicy, Policy, argmax_random
+from .fixed import FixedArm, RandomArm
+from .kl_ucb import KLUCBTrials
+from .thompson import ThompsonTrials
+from .ucb import MetaSDUCB
+
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "metasd-ucb": MetaSDUCB,
+    "kl-ucb-trials": KLUCBTrials,
+    "thompson-trials": ThompsonTrials,
+    "random": RandomArm,
+    "fixed": FixedArm,
+}
+
+
+def _find_arm(text: str, arms: Sequence[str], drafters: Sequence[str]) -> str | int:
+    """An arm's name, else its drafter, else its index."""
+    if text in arms:
+        return text
+    if drafters.count(text) == 1:
+        return arms[drafters.index(text)]
+    if text.isdecimal() and int(text) < len(arms):
+        return int(text)
+    raise InputError(
+        f"fixed: expected one of the arms {', '.join(arms)}, or an index below {len(arms)}; found {text!r}"
+    )
+
+
+def make_policy(spec: str, reward: str | None = None, arms: Sequence[str] = (), drafters: Sequence[str] = ()) -> Policy:
+    """A policy from `NAME` or `NAME:key=value,...`, e.g. `metasd-ucb:reward=bd,beta=0.5`; `fixed:ARM` takes an arm.
+
+    `reward` is the default of policies that take one (`be` if None).
+    """
+    name, _, rest = spec.partition(":")
+    if name not in POLICIES:
+        raise InputError(f"policy: expected one of {', '.join(POLICIES)}; found {name!r}")
+    if name == "fixed":
+        return FixedArm(_find_arm(rest, arms, drafters))
+    known = signature(POLICIES[name]).parameters
+    options: dict[str, object] = {}
+    for part in rest.split(",") if rest else []:
+        key, equals, value = part.partition("=")
+        if key not in known or not equals:
+            expected = ", ".join(f"{k}=..." for k in known) or "no parameters"
+            raise InputError(f"policy: expected {expected} after {name}: and found {part!r}")
+        if key == "reward":
+            options[key] = make_reward(value)
+            continue
+        try:
+            options[key] = float(value)
+        except ValueError:
+            raise InputError(f"policy: expected a number for {key} of {name}, found {value!r}") from None
+    if "reward" in known and "reward" not in options:
+        options["reward"] = make_reward(reward or "be")
+    return POLICIES[name](**options)
+
+
+def policy_specs(spec: str, arms: Sequence[str], gives: frozenset[str], reward: str | None = None) -> list[str]:
+    """`spec` itself, or for `all` every policy that an environment with these arms and signals can feed."""
+    if spec != "all":
+        return [spec]
+    specs = [f"fixed:{arm}" for arm in arms]
+    for name, factory in POLICIES.items():
+        if name == "fixed":
+            continue
+        takes_reward = "reward" in signature(factory).parameters and reward is None
+        variants = [f"{name}:reward={r}" for r in REWARDS] if takes_reward else [name]
+        specs += [variant for variant in variants if make_policy(variant, reward, arms).needs <= gives]
+    return specs
+
+
+__all__ = [
+    "POLICIES",
+    "FixedArm",
+    "IndexPolicy",
+    "KLUCBTrials",
+    "MetaSDUCB",
+    "Policy",
+    "RandomArm",
+    "ThompsonTrials",
+    "argmax_random",
+    "make_policy",
+    "policy_specs",
+]

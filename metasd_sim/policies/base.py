@@ -1,0 +1,95 @@
+"""The protocol of a policy, and what index policies share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from ..environments.base import Context
+from ..rewards import Reward
+from ..rounds import FloatArray, IntArray, Rounds
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Chooses an arm for each active row and learns from its round.
+
+    `start` is called once for `rows` streams; `restart` at the first round of each query, where `keep` in
+    [0, 1] is the share of the statistics that is carried over; `horizon` counts tokens.
+    """
+
+    needs: frozenset[str]
+
+    def start(
+        self, rows: int, arms: Sequence[str], max_draft: int, rng: np.random.Generator, horizon: int | None = None
+    ) -> None: ...
+
+    def restart(self, rows: IntArray, keep: float = 0.0, horizon: IntArray | None = None) -> None: ...
+
+    def select(self, rows: IntArray, context: Context) -> IntArray: ...
+
+    def update(self, rows: IntArray, rounds: Rounds) -> None: ...
+
+
+def argmax_random(index: FloatArray, uniform: FloatArray) -> IntArray:
+    """Arm with the largest index in each row, ties broken by `uniform` in [0, 1).
+
+    index [n, arms], uniform [n] -> arms [n].
+    """
+    tied = index == index.max(axis=1, keepdims=True)
+    arm = tied.argmax(axis=1)
+    count = np.count_nonzero(tied, axis=1)
+    rows = np.flatnonzero(count > 1)
+    if rows.size:
+        nth = (uniform[rows] * count[rows]).astype(np.int64)
+        arm[rows] = (tied[rows].cumsum(axis=1) > nth[:, None]).argmax(axis=1)
+    return arm
+
+
+class IndexPolicy(ABC):
+    """Plays the eligible arm with the largest index, each eligible arm once first, ties at random.
+
+    Statistics per row and arm: pulls, and the sums of the reward's values and weights.
+    """
+
+    play_each_first: bool = True
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+        self.needs = reward.needs
+
+    def start(
+        self, rows: int, arms: Sequence[str], max_draft: int, rng: np.random.Generator, horizon: int | None = None
+    ) -> None:
+        self.rng = rng
+        self.max_draft = max_draft
+        self.pulls = np.zeros((rows, len(arms)))  # [rows, arms]
+        self.value = np.zeros((rows, len(arms)))  # [rows, arms]
+        self.weight = np.zeros((rows, len(arms)))  # [rows, arms]
+
+    def restart(self, rows: IntArray, keep: float = 0.0, horizon: IntArray | None = None) -> None:
+        for statistic in (self.pulls, self.value, self.weight):
+            statistic[rows] *= keep
+
+    @abstractmethod
+    def index(self, rows: IntArray) -> FloatArray:
+        """[n, arms]; entries of arms without pulls are not looked at."""
+
+    def select(self, rows: IntArray, context: Context) -> IntArray:
+        # one draw per row of the whole batch: a row's luck does not depend on which others still run
+        uniform = self.rng.random(len(self.pulls))[rows]
+        index = self.index(rows)
+        if self.play_each_first:
+            index[self.pulls[rows] == 0] = np.inf
+        if context.eligible is not None:
+            index[~context.eligible] = -np.inf
+        return argmax_random(index, uniform)
+
+    def update(self, rows: IntArray, rounds: Rounds) -> None:
+        value, weight = self.reward(rounds)
+        self.pulls[rows, rounds.arm] += 1
+        self.value[rows, rounds.arm] += value
+        self.weight[rows, rounds.arm] += weight

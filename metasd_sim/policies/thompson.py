@@ -1,0 +1,35 @@
+"""Thompson sampling."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import InputError
+from ..rewards import AcceptanceTrials
+from ..rounds import FloatArray, IntArray
+from .base import IndexPolicy
+
+
+class ThompsonTrials(IndexPolicy):
+    """A draw of each arm's Beta(prior_a + successes, prior_b + failures) on acceptance trials; the largest plays.
+
+    Thompson (1933), with a uniform prior by default. The prior stands in for the first pulls: no arm is forced.
+    The sampler rejects, so a row's draws, though never their law, depend on which other rows are still running.
+    """
+
+    play_each_first = False
+
+    def __init__(self, prior_a: float = 1.0, prior_b: float = 1.0) -> None:
+        super().__init__(AcceptanceTrials())
+        for name, value in (("prior_a", prior_a), ("prior_b", prior_b)):
+            if not (np.isfinite(value) and value > 0):
+                raise InputError(f"{name}: expected a finite number above 0, found {value}")
+        self.prior = (prior_a, prior_b)
+
+    def index(self, rows: IntArray) -> FloatArray:
+        successes, trials = self.value[rows], self.weight[rows]
+        return self.rng.beta(self.prior[0] + successes, self.prior[1] + trials - successes)
+
+    def __str__(self) -> str:
+        a, b = self.prior
+        return "thompson-trials" if a == b == 1 else f"thompson-trials:prior_a={a:g},prior_b={b:g}"

@@ -1,0 +1,85 @@
+"""One record per policy and budget: what `metasd-sim simulate` and `replay` print and write as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import bounds, regret
+from .environments import Environment, StationaryEnvironment
+from .errors import InputError
+from .policies import MetaSDUCB, Policy
+from .simulate import Outcome
+
+
+def upper_bound(policy: Policy, environment: Environment, budgets: Any) -> Any:
+    """The policy's proven bound on its regret, [budgets], or None where none is known for this instance."""
+    if not isinstance(policy, MetaSDUCB) or not isinstance(environment, StationaryEnvironment):
+        return None
+    if environment.draft_lengths.min() != environment.max_draft:
+        return None
+    try:
+        return bounds.ucb_upper(environment.alphas, environment.max_draft, budgets, policy.reward, policy.beta)
+    except InputError:
+        return None
+
+
+def lower_bound(environment: Environment, budgets: Any) -> Any:
+    """The asymptotic lower bound, [budgets], or None outside the stationary model with one draft length."""
+    if not isinstance(environment, StationaryEnvironment) or environment.draft_lengths.min() != environment.max_draft:
+        return None
+    return bounds.lower(environment.alphas, environment.max_draft, budgets)
+
+
+def summarize(outcome: Outcome, policy: Policy, environment: Environment) -> list[dict[str, Any]]:
+    """One record per budget. Missing numbers (an error from one run, say) are None."""
+    fixed = regret.comparator(environment, outcome.budgets)
+    rounds = regret.stopping_time(outcome, environment)
+    loss = regret.stopping_time_regret(outcome, environment)
+    time_loss = regret.time_regret(outcome, environment)
+    faster = regret.speedup(outcome, environment)
+    ratio = regret.best_arm_ratio(outcome, environment)
+    upper = upper_bound(policy, environment, outcome.budgets)
+    lower = lower_bound(environment, outcome.budgets)
+    reward = getattr(policy, "reward", None)
+
+    records = []
+    for b, budget in enumerate(outcome.budgets):
+        record: dict[str, Any] = {
+            "policy": outcome.policy,
+            "reward": None if reward is None else reward.name,
+            "carry_over": outcome.carry_over,
+            "budget": int(budget),
+            "runs": outcome.runs,
+            "seed": outcome.seed,
+            "rounds_mean": _number(rounds.mean[b]),
+            "rounds_se": _number(rounds.se[b]),
+            "regret_mean": _number(loss.mean[b]),
+            "regret_se": _number(loss.se[b]),
+            "best_arm": outcome.arms[fixed.rounds[b].argmin()],
+            "best_arm_ratio": _number(ratio[b]),
+            "arms": list(outcome.arms),
+            "pulls": outcome.pulls[:, b].mean(axis=0).tolist(),
+            "tokens_per_round": _number(outcome.tokens[:, b].sum() / outcome.rounds[:, b].sum()),
+            "switches_mean": _number(outcome.switches[:, b].mean()),
+        }
+        if upper is not None:
+            record["upper_bound"] = _number(upper[b])
+        if lower is not None:
+            record["lower_bound"] = _number(lower[b])
+        if outcome.seconds is not None and faster is not None and time_loss is not None and fixed.seconds is not None:
+            record |= {
+                "seconds_mean": _number(outcome.seconds[:, b].mean()),
+                "seconds_regret_mean": _number(time_loss.mean[b]),
+                "seconds_regret_se": _number(time_loss.se[b]),
+                "fastest_arm": outcome.arms[fixed.seconds[b].argmin()],
+                "speedup_mean": _number(faster.mean[b]),
+                "speedup_se": _number(faster.se[b]),
+            }
+        records.append(record)
+    return records
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
