@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import bounds, console, plots, traces
+from . import bounds, console, files, plots, traces
 from .costs import CostModel
 from .environments import Environment, ReplayEnvironment, StationaryEnvironment
 from .environments.synthetic import OVERLAPS
@@ -29,30 +29,38 @@ def numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"expected numbers separated by commas, found {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, found {text!r}") from None
+
+
+def arm_rates(text: str) -> list[str]:
+    numbers(text)
+    return [part.strip() for part in text.split(",")]
 
 
 def integers(text: str) -> list[int]:
     values = numbers(text)
     if any(value != int(value) for value in values):
-        raise InputError(f"expected whole numbers separated by commas, found {text!r}")
+        raise argparse.ArgumentTypeError(f"expected whole numbers separated by commas, found {text!r}")
     return [int(value) for value in values]
 
 
+def figure_path(text: str) -> str:
+    if not text.lower().endswith((".png", ".pdf", ".svg")):
+        raise argparse.ArgumentTypeError(f"expected a file ending in .png, .pdf or .svg; found {text!r}")
+    return text
+
+
 def save_figure(figure: Any, path: str, force: bool) -> None:
-    kind = Path(path).suffix.lstrip(".").lower()
-    if kind not in ("png", "pdf", "svg"):
-        raise InputError(f"figure: expected a file ending in .png, .pdf or .svg; found {path!r}")
     content = io.BytesIO()
-    figure.savefig(content, format=kind, dpi=120)
-    traces.write_atomically(path, content.getvalue(), force)
+    figure.savefig(content, format=path[-3:].lower(), dpi=120)
+    files.write_atomically(path, content.getvalue(), force)
 
 
-def check_outputs(*paths: str | None, force: bool) -> None:
+def check_outputs(arguments: argparse.Namespace) -> None:
     """Refuses before the work what writing would refuse after it."""
-    for path in paths:
-        if path not in (None, "-") and Path(path).exists() and not force:
-            raise InputError(f"{path}: expected no such file, found one; choose another name or pass --force")
+    for path in (arguments.json, getattr(arguments, "figure", None)):
+        if path not in (None, "-"):
+            files.check_free(path, arguments.force)
 
 
 def show(records: Sequence[dict[str, Any]], title: str, quiet: bool) -> None:
@@ -106,12 +114,11 @@ def compare(
 
 
 def run_simulate(arguments: argparse.Namespace) -> None:
-    check_outputs(arguments.json, arguments.figure, force=arguments.force)
-    names = [text.strip() for text in arguments.arms.split(",")]
-    alphas = numbers(arguments.arms)
+    check_outputs(arguments)
+    alphas = [float(text) for text in arguments.arms]
     costs = None
     if arguments.draft_cost is not None:
-        draft = numbers(arguments.draft_cost)
+        draft = arguments.draft_cost
         if len(draft) != len(alphas):
             raise InputError(f"--draft-cost: expected {len(alphas)} numbers, one per arm; found {len(draft)}")
         costs = CostModel.linear(
@@ -127,20 +134,19 @@ def run_simulate(arguments: argparse.Namespace) -> None:
         arguments.overlaps,
         arguments.concentration,
         costs,
-        names if len(set(names)) == len(names) else None,
     )
     wanted = arguments.budget
     budgets = wanted
     if arguments.figure:
         curve = np.geomspace(min(10, wanted[0]), wanted[-1], CURVE_POINTS).astype(int)
         budgets = sorted({*wanted, *curve.tolist()})
-    results = compare(environment, arguments, budgets, names)
+    results = compare(environment, arguments, budgets, arguments.arms)
     curves = [record for _, records in results for record in records]
     records = [record for record in curves if record["budget"] in wanted]
     lengths = ",".join(map(str, arguments.draft_length))
     show(
         records,
-        f"arms {arguments.arms}, draft length {lengths}, budget {wanted[-1]} tokens, {arguments.runs} runs "
+        f"arms {', '.join(environment.arms)}, draft length {lengths}, budget {wanted[-1]} tokens, {arguments.runs} runs "
         "(95% intervals; regret in rounds)",
         arguments.quiet,
     )
@@ -150,8 +156,8 @@ def run_simulate(arguments: argparse.Namespace) -> None:
 
 
 def run_bounds(arguments: argparse.Namespace) -> None:
-    check_outputs(arguments.json, force=arguments.force)
-    alphas = numbers(arguments.arms)
+    check_outputs(arguments)
+    alphas = [float(text) for text in arguments.arms]
     (gamma,) = arguments.draft_length if len(arguments.draft_length) == 1 else (None,)
     if gamma is None:
         raise InputError("--draft-length: expected one number, the bounds hold for one draft length; found several")
@@ -182,7 +188,7 @@ def run_bounds(arguments: argparse.Namespace) -> None:
     if not records:
         raise InputError(f"--beta: expected at least 2 sigma of a reward, found {arguments.beta}")
     console.table(
-        f"regret bounds in rounds, arms {arguments.arms}, draft length {gamma}",
+        f"regret bounds in rounds, arms {', '.join(environment.arms)}, draft length {gamma}",
         ["reward", "beta", "budget", "best arm's rounds", "upper bound (metasd-ucb)", "lower bound (asymptotic)"],
         [
             [r["reward"], f"{r['beta']:.3f}", r["budget"], f"{r['best_arm_rounds']:.1f}", f"{r['upper_bound']:.1f}",
@@ -226,7 +232,7 @@ def order_queries(trace: traces.Trace, arguments: argparse.Namespace) -> traces.
 
 
 def run_replay(arguments: argparse.Namespace) -> None:
-    check_outputs(arguments.json, arguments.figure, force=arguments.force)
+    check_outputs(arguments)
     trace = order_queries(traces.read(arguments.trace), arguments)
     environment = ReplayEnvironment(trace)
     results = compare(environment, arguments, arguments.budget, trace.drafters)
@@ -275,11 +281,13 @@ def _add_policies(command: argparse.ArgumentParser, default_runs: int) -> None:
     command.add_argument(
         "--carry-over", default="none", help="none, keep or discount:SHARE at each new prompt (default: %(default)s)"
     )
-    command.add_argument("--figure", metavar="FILE", help="save a figure (.png, .pdf or .svg)")
+    command.add_argument("--figure", type=figure_path, metavar="FILE", help="save a figure (.png, .pdf or .svg)")
 
 
 def _add_instance(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--arms", required=True, metavar="A,B,...", help="acceptance rates, one per arm")
+    command.add_argument(
+        "--arms", type=arm_rates, required=True, metavar="A,B,...", help="acceptance rates, one per arm"
+    )
     command.add_argument("--draft-length", type=integers, default=[5], metavar="N[,N...]", help="one, or one per arm")
     command.add_argument("--budget", type=integers, default=[10_000], metavar="N[,N...]", help="tokens to emit")
 
@@ -300,7 +308,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_policies(command, default_runs=200)
     command.add_argument("--overlaps", choices=OVERLAPS, default="beta", help="law of the overlaps")
     command.add_argument("--concentration", type=float, default=5.0, help="c of Beta(c a, c (1 - a)) overlaps")
-    command.add_argument("--draft-cost", metavar="A,B,...", help="seconds per drafted token, one per arm: adds time")
+    command.add_argument(
+        "--draft-cost", type=numbers, metavar="A,B,...", help="seconds per drafted token, one per arm: adds time"
+    )
     command.add_argument("--verify-cost", type=float, default=1.0, help="seconds of a target pass")
     command.add_argument("--verify-token-cost", type=float, default=0.0, help="seconds more per drafted token")
     command.add_argument("--catch-up-cost", type=float, default=0.0, help="seconds per token missed by an idle drafter")

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .errors import InputError
-from .traces import write_atomically
+from .files import write_atomically
 
 
 class _Parser(argparse.ArgumentParser):

@@ -24,7 +24,7 @@ def plot_regret(records: Sequence[Mapping[str, Any]], ax: Axes | None = None, bo
 
     Dashed in the policy's colour: its upper bound. Dotted: the asymptotic lower bound.
     """
-    ax = _axes(ax)
+    ax = _axes(ax, (9.0, 4.5))
     if not records:
         raise InputError("records: expected at least one, found none")
     names = list(dict.fromkeys(record["policy"] for record in records))
@@ -36,7 +36,8 @@ def plot_regret(records: Sequence[Mapping[str, Any]], ax: Axes | None = None, bo
         (line,) = ax.plot(budget, mean, label=name)
         ax.fill_between(budget, mean - 1.96 * se, mean + 1.96 * se, color=line.get_color(), alpha=0.2, linewidth=0)
         if bounds and "upper_bound" in rows[0]:
-            ax.plot(budget, [row["upper_bound"] for row in rows], "--", color=line.get_color(), linewidth=1)
+            upper = [row["upper_bound"] for row in rows]
+            ax.plot(budget, upper, "--", color=line.get_color(), linewidth=1, label=f"upper bound, {name}")
     if bounds and "lower_bound" in records[0]:
         rows = [record for record in records if record["policy"] == names[0]]
         ax.plot(
@@ -47,7 +48,7 @@ def plot_regret(records: Sequence[Mapping[str, Any]], ax: Axes | None = None, bo
         )
     ax.set(xscale="log", yscale="symlog", xlabel="budget B (tokens)", ylabel="regret (rounds)")
     ax.set_ylim(bottom=0)
-    ax.legend(fontsize="small")
+    ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     ax.grid(alpha=0.3)
     return _figure(ax)
 

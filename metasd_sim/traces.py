@@ -8,10 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 
 from .costs import CostModel
 from .errors import InputError
+from .files import write_atomically
 from .rounds import FloatArray, IntArray
 
 SCHEMA = 1
@@ -149,26 +148,6 @@ def _digest(header: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> str:
         digest.update(f"{name} {value.dtype.str} {value.shape}".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()
-
-
-def write_atomically(path: str | os.PathLike[str], content: bytes, force: bool = False) -> None:
-    """Writes all of `content` or nothing; refuses to overwrite unless `force`."""
-    path = Path(path)
-    if path.exists() and not force:
-        raise InputError(f"{path}: expected no such file, found one; choose another name or pass --force")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: expected the folder {path.parent} to exist, found none; create it first")
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def write(trace: Trace, path: str | os.PathLike[str], force: bool = False) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.signal import lfilter
 from scipy.special import betainc, betaincinv
 
 from .. import acceptance
@@ -135,6 +134,8 @@ class StationaryEnvironment:
 
     def fixed_arms(self, budgets: IntArray) -> FixedArms:
         """E tau(B) = 1 + sum_n P(N = n) E tau(B - n - 1), solved as a linear recurrence in B."""
+        from scipy.signal import lfilter  # here, since its import takes half a second
+
         longest = int(np.max(budgets))
         rounds = np.empty((len(budgets), len(self.arms)))
         for arm, (alpha, gamma) in enumerate(zip(self.alphas, self.draft_lengths, strict=True)):

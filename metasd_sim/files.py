@@ -1,0 +1,35 @@
+"""Files that are written whole or not at all, and never over another one unasked."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from .errors import InputError
+
+
+def check_free(path: str | os.PathLike[str], force: bool = False) -> None:
+    """Refuses, before the work, what `write_atomically` would refuse after it."""
+    path = Path(path)
+    if path.exists() and not force:
+        raise InputError(f"{path}: expected no such file, found one; choose another name or pass --force")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: expected the folder {path.parent} to exist, found none; create it first")
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes, force: bool = False) -> None:
+    """Writes all of `content` or nothing; refuses to overwrite unless `force`."""
+    check_free(path, force)
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
