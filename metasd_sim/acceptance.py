@@ -19,7 +19,7 @@ def check(alpha: ArrayLike, gamma: int) -> FloatArray:
     if not np.all((array >= 0) & (array <= 1)):
         bad = array[~((array >= 0) & (array <= 1))].flat[0]
         raise InputError(f"alpha: expected acceptance rates in [0, 1], found {bad}")
-    if not gamma >= 1 or int(gamma) != gamma:
+    if not 1 <= gamma < np.inf or int(gamma) != gamma:
         raise InputError(f"gamma: expected a draft length of 1 or more tokens, found {gamma}")
     return array
 

@@ -51,14 +51,14 @@ def ucb_upper_pulls(
             f"bound: expected a reward with a known sigma (be, bd, bd-verified, trials); found {reward.name}"
         )
     beta = 2 * sigma if beta is None else beta
-    if beta < 2 * sigma * (1 - 1e-12):
+    if not beta >= 2 * sigma * (1 - 1e-12):
         raise InputError(
             f"bound: expected beta >= 2 sigma = {2 * sigma:.6g} for reward {reward.name}, found {beta:.6g}"
         )
-    if np.any(horizon < 1):
+    if not np.all(horizon >= 1):
         raise InputError(f"bound: expected a horizon of 1 or more, found {horizon.min():g}")
     gap = (g.max() - g) / gamma if isinstance(reward, BlockEfficiency) else rates.max() - rates
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # ln 1 / 0 at the best arm; replaced below
         leading = 8 * beta**2 * np.log(horizon) / gap**2
     leading = np.where(gap > 0, leading, np.inf)
     if isinstance(reward, VerifiedDivergence | AcceptanceTrials):
@@ -93,4 +93,7 @@ def lower_slope(alphas: ArrayLike, gamma: int) -> float:
 
 def lower(alphas: ArrayLike, gamma: int, budgets: ArrayLike) -> FloatArray:
     """`lower_slope * ln B`, the asymptotic lower bound drawn at finite budgets."""
-    return lower_slope(alphas, gamma) * np.log(np.asarray(budgets, dtype=float))
+    tokens = np.asarray(budgets, dtype=float)
+    if not np.all(tokens >= 1):
+        raise InputError(f"bound: expected a budget of 1 or more tokens, found {tokens.min():g}")
+    return lower_slope(alphas, gamma) * np.log(tokens)

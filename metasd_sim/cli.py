@@ -146,8 +146,8 @@ def run_simulate(arguments: argparse.Namespace) -> None:
     lengths = ",".join(map(str, arguments.draft_length))
     show(
         records,
-        f"arms {', '.join(environment.arms)}, draft length {lengths}, budget {wanted[-1]} tokens, {arguments.runs} runs "
-        "(95% intervals; regret in rounds)",
+        f"arms {', '.join(environment.arms)}, draft length {lengths}, budget {wanted[-1]} tokens, "
+        f"{arguments.runs} runs (95% intervals; regret in rounds)",
         arguments.quiet,
     )
     if arguments.figure:

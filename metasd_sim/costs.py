@@ -77,5 +77,7 @@ class CostModel:
         try:
             columns: dict[str, Any] = {name: np.asarray(record[name], dtype=float) for name in cls.__dataclass_fields__}
             return cls(**columns)
-        except (KeyError, TypeError) as error:
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"costs: expected {', '.join(cls.__dataclass_fields__)}; found {record!r}") from error

@@ -83,7 +83,8 @@ def check_needs(policy: Policy, environment: Environment) -> None:
 
 def _budgets(budget: ArrayLike | None) -> IntArray:
     budgets = np.atleast_1d(np.asarray(np.iinfo(np.int64).max if budget is None else budget))
-    whole = budgets.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # NaN and infinity are refused below
+        whole = budgets.astype(np.int64) if budgets.dtype.kind in "iuf" else np.zeros(budgets.shape, dtype=np.int64)
     if budgets.ndim != 1 or not len(whole) or np.any(whole != budgets) or np.any(np.diff(whole, prepend=0) <= 0):
         raise InputError(
             f"budget: expected a positive number of tokens or an increasing list of them; found {budget!r}"

@@ -27,9 +27,11 @@ def beta_atoms(mean: float, concentration: float, atoms: int = _ATOMS) -> FloatA
     if mean in (0.0, 1.0):
         return np.full(atoms, mean)
     a, b = concentration * mean, concentration * (1 - mean)
-    edges = betaincinv(a, b, np.linspace(0, 1, atoms + 1))
-    # E[X; X <= x] = mean * I_x(a + 1, b)
-    return np.clip(np.diff(mean * betainc(a + 1, b, edges)) * atoms, 0.0, 1.0)
+    level = np.linspace(0, 1, atoms + 1)
+    edge, from_one = betaincinv(a, b, level), betaincinv(b, a, 1 - level)  # x and 1 - x: each keeps its digits near 0
+    # E[X; X <= x] = mean I_x(a + 1, b); above 1/2 from E[1 - X; X > x] = (1 - mean) I_{1-x}(b + 1, a)
+    above = mean - (1 - level) + (1 - mean) * betainc(b + 1, a, from_one)
+    return np.clip(np.diff(np.where(edge < 0.5, mean * betainc(a + 1, b, edge), above)) * atoms, 0.0, 1.0)
 
 
 class StationaryEnvironment:
@@ -52,11 +54,13 @@ class StationaryEnvironment:
         names: Sequence[str] | None = None,
     ) -> None:
         self.alphas = np.atleast_1d(acceptance.check(alphas, 1))  # [arms]
-        if self.alphas.ndim != 1:
+        if self.alphas.ndim != 1 or not self.alphas.size:
             raise InputError(f"alphas: expected one acceptance rate per arm, found shape {list(self.alphas.shape)}")
-        lengths = np.broadcast_to(np.asarray(draft_length), self.alphas.shape)
-        self.draft_lengths = lengths.astype(np.int64)  # [arms]
-        if np.any(lengths < 1) or np.any(self.draft_lengths != lengths):
+        lengths = np.asarray(draft_length)
+        if lengths.shape not in ((), self.alphas.shape) or not np.all(np.isfinite(lengths) & (lengths >= 1)):
+            lengths = np.zeros(1)  # refused below
+        self.draft_lengths = np.broadcast_to(lengths, self.alphas.shape).astype(np.int64)  # [arms]
+        if np.any(self.draft_lengths < 1) or np.any(self.draft_lengths != lengths):
             raise InputError(
                 f"draft_length: expected 1 or more tokens, one number or one per arm; found {draft_length}"
             )

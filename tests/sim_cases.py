@@ -1,0 +1,167 @@
+"""Cases and helpers that the simulator's conformance suites share.
+
+A new policy or environment joins every conformance test by one line in `POLICY_CASES` or `ENVIRONMENT_CASES`.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from metasd_sim.costs import CostModel
+from metasd_sim.environments import StationaryEnvironment
+from metasd_sim.environments.base import SIGNALS, Context
+from metasd_sim.errors import InputError
+from metasd_sim.policies import FixedArm, KLUCBTrials, MetaSDUCB, RandomArm, ThompsonTrials
+from metasd_sim.rewards import REWARDS, BlockEfficiency
+from metasd_sim.rounds import Rounds
+
+
+@dataclass(frozen=True)
+class PolicyCase:
+    """How to make a policy, and which of the optional promises it gives."""
+
+    make: Callable[[], object]
+    learns: bool = True  # beats random play where one arm is far better
+    each_once_first: bool = True  # plays each eligible arm once before any twice
+    rows_independent: bool = True  # a row's choices do not depend on which other rows still run
+
+
+@dataclass(frozen=True)
+class EnvironmentCase:
+    make: Callable[[], object]
+    budget: int | None = 60  # tokens of a test run, all of which every stream has; None: the whole stream
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+POLICY_CASES = {
+    **{f"metasd-ucb:{name}": PolicyCase(partial(MetaSDUCB, reward())) for name, reward in REWARDS.items()},
+    "metasd-ucb:be,beta=0.3": PolicyCase(partial(MetaSDUCB, BlockEfficiency(), 0.3)),
+    "kl-ucb-trials": PolicyCase(KLUCBTrials),
+    "kl-ucb-trials:c=3": PolicyCase(partial(KLUCBTrials, 3.0)),
+    "thompson-trials": PolicyCase(ThompsonTrials, each_once_first=False, rows_independent=False),
+    "random": PolicyCase(RandomArm, learns=False, each_once_first=False),
+    "fixed:0": PolicyCase(partial(FixedArm, 0), learns=False, each_once_first=False),
+    "fixed:2": PolicyCase(partial(FixedArm, 2), learns=False, each_once_first=False),
+}
+
+
+def _costs(lengths, catch_up=0.0):
+    return CostModel.linear([0.05 * (i + 1) for i in range(len(lengths))], max(lengths), 1.0, 0.01, catch_up, 0.02)
+
+
+ENVIRONMENT_CASES = {
+    "stationary, beta overlaps": EnvironmentCase(partial(StationaryEnvironment, [0.9, 0.6, 0.3], 4)),
+    "stationary, bernoulli overlaps": EnvironmentCase(
+        partial(StationaryEnvironment, [0.9, 0.6, 0.3], 4, "bernoulli"),
+    ),
+    "stationary, constant overlaps": EnvironmentCase(partial(StationaryEnvironment, [0.9, 0.6, 0.3], 4, "constant")),
+    "stationary, extreme rates": EnvironmentCase(partial(StationaryEnvironment, [1.0, 0.999, 0.001, 0.0], 3)),
+    "stationary, one arm": EnvironmentCase(partial(StationaryEnvironment, [0.7], 1)),
+    "stationary, a length per arm": EnvironmentCase(partial(StationaryEnvironment, [0.9, 0.66, 0.5], [2, 6, 1])),
+    "stationary, costs": EnvironmentCase(
+        partial(StationaryEnvironment, [0.9, 0.66], [2, 6], costs=_costs([2, 6], catch_up=0.01))
+    ),
+}
+
+
+@contextmanager
+def refuses(*words):
+    """The block raises InputError, in one line that contains every one of `words`."""
+    with pytest.raises(InputError) as caught:
+        yield
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def z_limit(tests, family=1e-3):
+    """Two-sided limit for `tests` normal statistics, with a chance of `family` that any exceeds it (Bonferroni)."""
+    return float(norm.isf(family / (2 * tests)))
+
+
+def make_rounds(arm, accepted, max_draft, drafted=None, emitted=None, overlap=None, seconds=None, n_arms=3):
+    """A Rounds of plain lists, with everything that a policy may read; full drafts unless told."""
+    arm, accepted = np.asarray(arm, dtype=np.int64), np.asarray(accepted, dtype=np.int64)
+    n = len(arm)
+    if overlap is None:
+        overlap = np.where(np.arange(max_draft) < accepted[:, None], 0.8, 0.3)
+    return Rounds(
+        arm,
+        np.full(n, max_draft) if drafted is None else np.asarray(drafted, dtype=np.int64),
+        accepted,
+        accepted + 1 if emitted is None else np.asarray(emitted, dtype=np.int64),
+        max_draft,
+        np.full(n, 0.5) if seconds is None else np.asarray(seconds, dtype=float),
+        np.asarray(overlap, dtype=float),
+        np.full((n, n_arms, max_draft + 1), 0.5),
+    )
+
+
+def make_context(n, n_arms, eligible=None, new_query=False):
+    """A Context with every signal that a policy may need."""
+    return Context(
+        query=np.zeros(n, dtype=np.int64),
+        new_query=np.full(n, new_query),
+        eligible=eligible,
+        horizon=np.full(n, 100),
+        features=np.full((n, 4), 0.25),
+        truth=np.tile(np.linspace(0.2, 0.8, n_arms), (n, 1)),
+    )
+
+
+class Feedback:
+    """Common random numbers: what row r would see at its step t from arm a, fixed beforehand."""
+
+    def __init__(self, seed, rows, steps, alphas, max_draft):
+        rng = np.random.default_rng(seed)
+        alphas = np.asarray(alphas)
+        shape = (rows, steps, len(alphas))
+        bits = rng.random((*shape, max_draft)) < alphas[:, None]
+        self.accepted = np.cumprod(bits, axis=3).sum(axis=3)  # [rows, steps, arms]
+        self.overlap = np.clip(alphas[:, None] + rng.uniform(-0.3, 0.3, (*shape, max_draft)), 0, 1)
+        self.seconds = rng.uniform(0.5, 1.5, shape)
+        self.n_arms, self.max_draft = len(alphas), max_draft
+
+    def __call__(self, rows, steps, arms):
+        """Rounds of `rows`, each at its own step."""
+        at = (rows, steps, arms)
+        return make_rounds(
+            arms,
+            self.accepted[at],
+            self.max_draft,
+            overlap=self.overlap[at],
+            seconds=self.seconds[at],
+            n_arms=self.n_arms,
+        )
+
+
+def arm_names(n):
+    return tuple(f"arm {i}" for i in range(n))
+
+
+class GivesEverything:
+    """An environment of one constant round that gives all signals but those named."""
+
+    max_draft, queries, endless = 2, 1, True
+
+    def __init__(self, n_arms=3, without=()):
+        self.arms = arm_names(n_arms)
+        self.gives = SIGNALS - set(without)
+
+    def reset(self, rows, rng, needs):
+        self.done = np.zeros(rows, dtype=bool)
+
+    def observe(self, rows):
+        return make_context(len(rows), len(self.arms))
+
+    def step(self, rows, arms):
+        return make_rounds(arms, np.ones(len(rows)), self.max_draft, n_arms=len(self.arms))
+
+    def fixed_arms(self, budgets):
+        return None
