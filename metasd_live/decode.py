@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -162,9 +162,7 @@ class LiveEnvironment:
 
     def _draft(self, text: Text, models: _Models, arm: int, left: int) -> list[int]:
         limit = min(self.live_arms[arm].length, left)
-        if limit == 0:
-            return []
-        return clip(models.streams[arm].draft(text.context, limit).tokens, self.target.eos, limit)
+        return draft_tokens(models.streams[arm], text.context, limit, self.target.eos)
 
     def _verify(self, text: Text, models: _Models, draft: list[int]) -> tuple[list[int], list[float]]:
         """The target's own token after the context and after each drafted one; probabilities of the drafted ones.
@@ -185,6 +183,11 @@ class LiveEnvironment:
     def _clock(self) -> float:
         self.target.synchronize()
         return time.perf_counter()
+
+
+def draft_tokens(stream: DraftStream, context: Sequence[int], limit: int, eos: Collection[int]) -> list[int]:
+    """What a round drafts after `context`, where it may draft `limit` tokens."""
+    return clip(stream.draft(context, limit).tokens, eos, limit) if limit else []
 
 
 @torch.inference_mode()

@@ -144,9 +144,10 @@ def load_target(spec: str, dtype: str = "float32", device: str = "auto") -> Targ
         tokenizer = AutoTokenizer.from_pretrained(where)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype]).to(device)
     except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
         raise InputError(
-            f"target: expected a directory or hub id of a causal language model, or {SMOLLM2}; found {spec!r} "
-            f"({str(error).splitlines()[0]})"
+            f"target: expected a directory or hub id of a causal language model, or {SMOLLM2}; "
+            f"found {spec!r} ({reason})"
         ) from error
     name = Path(spec).name if Path(spec).is_dir() else spec
     revision = getattr(model.config, "_commit_hash", None)

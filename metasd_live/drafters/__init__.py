@@ -61,7 +61,11 @@ class Arm:
 
     name: str
     drafter: Drafter
-    length: int
+    length: int  # 0: no draft
+    files: tuple[str, ...] = ()  # that the drafter was read from
+
+    def __str__(self) -> str:
+        return f"{self.drafter.name}@{self.length}" if self.length else self.drafter.name
 
 
 def _plain(factory: Callable[[], Drafter]) -> Callable[[DrafterSpec, Target], Drafter]:
@@ -136,8 +140,9 @@ def build_arms(specs: Sequence[ArmSpec], target: Target, draft_length: int = DRA
     for file in {file for spec in specs for file in spec.drafter.files()}:
         if not Path(file).is_file():
             raise InputError(f"drafter: expected the file {file}, found none; make one with metasd-live train ngram")
-    return [Arm(spec.name, spec.drafter.build(target), _arm_length(spec.drafter, draft_length)) for spec in specs]
+    return [_build_arm(spec.name, spec.drafter, target, draft_length) for spec in specs]
 
 
-def _arm_length(spec: DrafterSpec, draft_length: int) -> int:
-    return 0 if spec.kind == "none" else spec.length or draft_length
+def _build_arm(name: str, spec: DrafterSpec, target: Target, draft_length: int) -> Arm:
+    length = 0 if spec.kind == "none" else spec.length or draft_length
+    return Arm(name, spec.build(target), length, tuple(spec.files()))

@@ -16,7 +16,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from metasd_sim.errors import InputError
-from metasd_sim.traces import write_atomically
+from metasd_sim.files import write_atomically
 
 from .base import Draft
 
