@@ -117,7 +117,8 @@ def play_smpybandits(runs: int, seed: int, drawn_before: bool) -> dict[str, obje
         return clock
 
     play_one(BUDGET // 10)  # warm-up
-    all_pulls.clear(), all_tokens.clear()
+    all_pulls.clear()
+    all_tokens.clear()
     clocks = [play_one(BUDGET) for _ in range(runs)]
     return {key: sum(clock[key] for clock in clocks) for key in ("wall", "cpu")} | {
         "pulls": all_pulls,
@@ -132,8 +133,12 @@ def smpybandits_python(folder: Path, interpreter: str) -> str:
     check = f"from importlib.metadata import version; assert version('SMPyBandits') == '{SMPYBANDITS}'"
     if not Path(python).exists() or subprocess.run([python, "-c", check], capture_output=True).returncode:
         print(f"installing {', '.join(REQUIREMENTS)} into an environment of its own", file=sys.stderr)
-        subprocess.run([interpreter, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *REQUIREMENTS], check=True)
+        try:
+            subprocess.run([interpreter, "-m", "venv", "--clear", str(folder)], check=True)
+            install = [python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *REQUIREMENTS]
+            subprocess.run(install, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            sys.exit(f"{error}\nSMPyBandits {SMPYBANDITS} needs Python 3.11 or 3.12: name one with --interpreter")
     return python
 
 
@@ -165,8 +170,9 @@ def report(results: dict[str, list[dict]], runs: dict[str, int]) -> tuple[str, b
         f"{processor()}, {os.cpu_count()} cores, one of them used",
         *(f"{SIDES[side]}: {results[side][0]['versions']}; {runs[side]} runs a repetition" for side in SIDES),
         "",
-        f"Rounds per second; {len(repetitions)} repetitions each, taking turns. Wall: by the clock on the wall. CPU: by",
-        "the process's own time, which other work on the machine disturbs less. Core: share of the core it was given.",
+        f"Rounds per second; {len(repetitions)} repetitions each, taking turns. Wall: by the clock on the wall.",
+        "CPU: by the processor time of the process, which other work on the machine disturbs less.",
+        "Core: the share of the core that the process got; far below 100% the machine was busy and wall says little.",
         "",
         f"{'':51}{'wall':>11}{'CPU':>11}{'core':>7}",
     ]
@@ -207,7 +213,7 @@ def report(results: dict[str, list[dict]], runs: dict[str, int]) -> tuple[str, b
 def main() -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repetitions", type=int, default=3, help="of each side; default 3")
+    parser.add_argument("--repetitions", type=int, default=5, help="of each side; default 5")
     parser.add_argument("--runs", type=int, default=RUNS, help=f"of metasd_sim.simulate; default {RUNS}")
     parser.add_argument("--smpybandits-runs", type=int, default=40, help="of SMPyBandits in a repetition; default 40")
     parser.add_argument("--seed", type=int, default=0)

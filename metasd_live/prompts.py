@@ -38,6 +38,10 @@ def read_prompts(
     A line is JSON with `id` or `question_id`, `prompt` or `turns` (the first counts), and optionally
     `category` and `split`; or else it is the prompt itself.
     """
+    if not paths:
+        raise InputError("prompts: expected at least one file, found none; pass --prompts FILE")
+    if limit is not None and limit < 1:
+        raise InputError(f"limit: expected 1 prompt or more, found {limit}")
     prompts = [prompt for path in paths for prompt in _read_file(path)]
     seen: set[str] = set()
     for prompt in prompts:

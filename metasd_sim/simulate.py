@@ -134,7 +134,7 @@ def simulate(
     rounds_so_far = np.zeros(runs, dtype=np.int64)
     tokens = np.zeros(runs, dtype=np.int64)
     pulls = np.zeros(runs * n_arms, dtype=np.int64)  # flat: one index per row and arm
-    switches = np.zeros(runs, dtype=np.int64)
+    switches = np.full(runs, -1)  # a row's first arm is no switch
     seconds = np.zeros(runs)
     last_arm = np.full(runs, -1)
     next_budget = np.zeros(runs, dtype=np.int64)
@@ -191,7 +191,7 @@ def simulate(
         rounds_so_far[rows] += 1
         tokens[rows] += played.emitted
         pulls[rows * n_arms + arms] += 1
-        switches[rows] += (arms != last_arm[rows]) & (last_arm[rows] >= 0)
+        switches[rows] += arms != last_arm[rows]
         last_arm[rows] = arms
         if played.seconds is not None:
             seconds[rows] += played.seconds

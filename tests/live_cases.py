@@ -58,6 +58,11 @@ def tiny_prompts(count, seed=0, length=12):
 
 def reference_text(target, prompt, max_new_tokens):
     """transformers' own greedy text."""
+    return list(_reference(target, tuple(prompt), max_new_tokens))
+
+
+@cache
+def _reference(target, prompt, max_new_tokens):
     ids = torch.tensor([prompt], device=target.device)
     out = target.model.generate(
         ids,

@@ -95,13 +95,13 @@ def test_ngram_equals_slow_counts(sequences, context, values):
 
 
 def test_ngram_by_hand():
-    model = train_ngram([[1, 2, 3, 1, 2, 4, 1, 2, 4], [9, 2, 5]], "hash", NgramSettings(2, 1))
+    model = train_ngram([[1, 2, 3, 1, 2, 4, 1, 2, 4], [9, 2, 5]], "hash", NgramSettings(2, 1, 0.0))
     assert draft(Ngram(model), [1, 2], 3) == [4, 1, 2]  # 4 came twice, 3 once
     assert draft(Ngram(model), [9, 2], 3) == [5]  # nothing follows 5, nor (2, 5)
     assert draft(Ngram(model), [7, 2], 1) == [4]  # backs off to one token: 4 twice, 3 and 5 once
-    tied = train_ngram([[1, 2, 1, 3]], "hash", NgramSettings(1, 1))
+    tied = train_ngram([[1, 2, 1, 3]], "hash", NgramSettings(1, 1, 0.0))
     assert draft(Ngram(tied), [1], 1) == [3]  # the most recent of equally frequent ones
-    assert train_ngram([[1, 2], [3, 4]], "hash", NgramSettings(1, 1)).tables[1][0].tolist() == [[1], [3]]  # not 2 -> 3
+    assert train_ngram([[1, 2], [3, 4]], "hash", NgramSettings(1, 1, 0.0)).tables[1][0].tolist() == [[1], [3]]  # not 2 -> 3
 
 
 def test_ngram_file_round_trip(tmp_path):
@@ -136,7 +136,7 @@ def test_damaged_ngram_files(tmp_path):
 
 @pytest.mark.parametrize("values", [(0, 1), (2, 3), (17, 1), (2, 1, 1.0), (2, 1, -0.1)])
 def test_ngram_settings_out_of_range(values):
-    lengths = values if len(values) == 3 else (values[0], values[1], 0.0)
+    lengths = (*values, 0.0)[:3]
     with refuses("n-gram", "expected"):
         NgramSettings(*lengths)
 
@@ -186,32 +186,13 @@ def test_arms_are_parsed(tmp_path):
     assert parse_arm(str(arms[3])).drafter == parse_arm(specs[3]).drafter  # what a trace names can be built again
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "",
-        "look",
-        "ngram",
-        "ngram:",
-        "lookup:x",
-        "none:",
-        "chain",
-        "chain:x",
-        "chain()",
-        "chain(lookup",
-        "chain(lookup,)",
-    ]
-    + [
-        "lookup@",
-        "lookup@0",
-        "lookup@65",
-        "lookup@-1",
-        "a=",
-        "chain(lookup),none",
-        "name=look",
-        "chain(lookup),(none)",
-    ],
+UNKNOWN = (
+    "look ngram ngram: lookup:x none: chain chain:x chain() chain(lookup chain(lookup,) lookup@ lookup@0 lookup@65"
 )
+UNKNOWN += " lookup@-1 a= chain(lookup),none name=look chain(lookup),(none)"
+
+
+@pytest.mark.parametrize("spec", ["", *UNKNOWN.split()])
 def test_unknown_drafters_are_refused(spec):
     with refuses("drafter: expected"):
         parse_arm(spec)

@@ -46,7 +46,8 @@ def test_several_files_and_shuffling(path, tmp_path):
     shuffled = read_prompts(paths, shuffle=1)
     assert [p.id for p in plain[:4]] == ["a", "7", "c", "more-1"]
     assert shuffled == read_prompts(paths, shuffle=1) != read_prompts(paths, shuffle=2)
-    assert sorted(p.id for p in shuffled) == sorted(p.id for p in plain) and shuffled != plain
+    assert shuffled != plain
+    assert sorted(p.id for p in shuffled) == sorted(p.id for p in plain)
     assert read_prompts(paths, limit=3, shuffle=1) == shuffled[:3]  # shuffled first, or the first ones would stay
 
 

@@ -34,7 +34,7 @@ class NgramSettings:
 
     max_context: int = 4
     min_context: int = 2
-    min_share: float = 0.0
+    min_share: float = 0.5
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_context <= self.max_context <= 16:

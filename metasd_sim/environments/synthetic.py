@@ -79,6 +79,10 @@ class StationaryEnvironment:
         self.gives = frozenset({OVERLAP, BLOCK_OVERLAP} | ({SECONDS} if costs else set()))
         drafted = np.arange(1, self.max_draft + 1) <= self.draft_lengths[:, None]  # [arms, max_draft]
         self._drafted = drafted
+        with np.errstate(divide="ignore"):
+            self._scale = 1 / np.maximum(
+                -np.log(self.alphas), 1e-300
+            )  # at alpha = 1 so large that every draft is accepted
         self._survival = np.where(drafted, self.alphas[:, None] ** np.arange(1, self.max_draft + 1), 0.0)
 
     def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
@@ -99,10 +103,10 @@ class StationaryEnvironment:
 
     def step(self, rows: IntArray, arms: IntArray) -> Rounds:
         # draws for the whole batch: a row's luck does not depend on which others still run
-        uniform = self._rng.random(self._rows)[rows, None]
         drafted = self.draft_lengths[arms]
         overlap = None
         if self._with_overlaps:
+            uniform = self._rng.random(self._rows)[rows, None]
             overlap = self._draw_overlaps(rows, arms)
             accepted = np.count_nonzero(uniform < np.cumprod(overlap, axis=1), axis=1)
             hidden = ~self._drafted[arms]
@@ -110,7 +114,9 @@ class StationaryEnvironment:
                 hidden |= np.arange(self.max_draft) > accepted[:, None]
             overlap[hidden] = np.nan
         else:
-            accepted = np.count_nonzero(uniform < self._survival[arms], axis=1)
+            # P(E / -ln alpha >= k) = alpha^k for a standard exponential E
+            exponential = self._rng.standard_exponential(self._rows)[rows]
+            accepted = np.minimum(exponential * self._scale[arms], drafted).astype(np.int64)
         emitted = accepted + 1
         seconds = None
         if self.costs is not None:

@@ -41,9 +41,9 @@ def argmax_random(index: FloatArray, uniform: FloatArray) -> IntArray:
     """
     tied = index == index.max(axis=1, keepdims=True)
     arm = tied.argmax(axis=1)
-    count = np.count_nonzero(tied, axis=1)
-    rows = np.flatnonzero(count > 1)
-    if rows.size:
+    if np.count_nonzero(tied) > len(tied):
+        count = np.count_nonzero(tied, axis=1)
+        rows = np.flatnonzero(count > 1)
         nth = (uniform[rows] * count[rows]).astype(np.int64)
         arm[rows] = (tied[rows].cumsum(axis=1) > nth[:, None]).argmax(axis=1)
     return arm
@@ -66,30 +66,35 @@ class IndexPolicy(ABC):
     ) -> None:
         self.rng = rng
         self.max_draft = max_draft
-        self.pulls = np.zeros((rows, len(arms)))  # [rows, arms]
-        self.value = np.zeros((rows, len(arms)))  # [rows, arms]
-        self.weight = np.zeros((rows, len(arms)))  # [rows, arms]
+        # an arm's column is contiguous: there are many rows and few arms
+        self.pulls = np.zeros((rows, len(arms)), order="F")  # [rows, arms]
+        self.value = np.zeros((rows, len(arms)), order="F")  # [rows, arms]
+        self.weight = np.zeros((rows, len(arms)), order="F")  # [rows, arms]
 
     def restart(self, rows: IntArray, keep: float = 0.0, horizon: IntArray | None = None) -> None:
         for statistic in (self.pulls, self.value, self.weight):
             statistic[rows] *= keep
 
     @abstractmethod
-    def index(self, rows: IntArray) -> FloatArray:
-        """[n, arms]; entries of arms without pulls are not looked at."""
+    def index(self, rows: IntArray | slice) -> FloatArray:
+        """A new array [n, arms]; entries of arms without pulls are not looked at."""
 
     def select(self, rows: IntArray, context: Context) -> IntArray:
+        total = len(self.pulls)
+        # row numbers increase, so as many as there are means all of them: a view instead of a copy
+        view = slice(None) if len(rows) == total else rows
         # one draw per row of the whole batch: a row's luck does not depend on which others still run
-        uniform = self.rng.random(len(self.pulls))[rows]
-        index = self.index(rows)
+        uniform = self.rng.random(total)[view]
+        index = self.index(view)
         if self.play_each_first:
-            index[self.pulls[rows] == 0] = np.inf
+            index[self.pulls[view] == 0] = np.inf
         if context.eligible is not None:
             index[~context.eligible] = -np.inf
         return argmax_random(index, uniform)
 
     def update(self, rows: IntArray, rounds: Rounds) -> None:
         value, weight = self.reward(rounds)
-        self.pulls[rows, rounds.arm] += 1
-        self.value[rows, rounds.arm] += value
-        self.weight[rows, rounds.arm] += weight
+        at = rounds.arm * len(self.pulls) + rows  # in the columns one after the other
+        self.pulls.T.reshape(-1)[at] += 1
+        self.value.T.reshape(-1)[at] += value
+        self.weight.T.reshape(-1)[at] += weight

@@ -48,7 +48,7 @@ class KLUCBTrials(IndexPolicy):
             raise InputError(f"c: expected a finite number, 0 or larger; found {c}")
         self.c = c
 
-    def index(self, rows: IntArray) -> FloatArray:
+    def index(self, rows: IntArray | slice) -> FloatArray:
         trials = np.maximum(self.weight[rows], _TINY)
         log_t = np.log(self.pulls[rows].sum(axis=1) + 1)
         level = log_t + self.c * np.log(np.maximum(log_t, 1.0)) if self.c else log_t

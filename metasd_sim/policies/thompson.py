@@ -26,7 +26,7 @@ class ThompsonTrials(IndexPolicy):
                 raise InputError(f"{name}: expected a finite number above 0, found {value}")
         self.prior = (prior_a, prior_b)
 
-    def index(self, rows: IntArray) -> FloatArray:
+    def index(self, rows: IntArray | slice) -> FloatArray:
         successes, trials = self.value[rows], self.weight[rows]
         return self.rng.beta(self.prior[0] + successes, self.prior[1] + trials - successes)
 

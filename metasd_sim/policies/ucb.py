@@ -11,6 +11,8 @@ from ..rewards import Reward
 from ..rounds import FloatArray, IntArray
 from .base import IndexPolicy
 
+_TINY = 1e-200  # stands for no pulls at all: the quotients below stay finite
+
 
 class MetaSDUCB(IndexPolicy):
     """`mu_i + beta sqrt(2 ln t / n_i)`: MetaSD-UCB (MetaSD, arXiv 2604.05417, Algorithm 2), UCB1 with a free `beta`.
@@ -36,14 +38,14 @@ class MetaSDUCB(IndexPolicy):
         default = 0.5 if sigma is None else 2 * sigma
         self.width = default if self.beta is None else self.beta
 
-    def index(self, rows: IntArray) -> FloatArray:
+    def index(self, rows: IntArray | slice) -> FloatArray:
         pulls, weight = self.pulls[rows], self.weight[rows]
-        played = np.maximum(weight, np.finfo(float).tiny)
+        played = np.maximum(weight, _TINY)
         mean = self.value[rows] / played
         samples = played
         if self.scaled:  # weights are seconds there, not samples
-            mean /= np.maximum(mean.max(axis=1, keepdims=True), np.finfo(float).tiny)
-            samples = np.maximum(pulls, np.finfo(float).tiny)
+            mean /= np.maximum(mean.max(axis=1, keepdims=True), _TINY)
+            samples = np.maximum(pulls, _TINY)
         log_t = np.log(pulls.sum(axis=1) + 1)
         return mean + self.width * np.sqrt(2 * log_t[:, None] / samples)
 
