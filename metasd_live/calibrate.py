@@ -11,11 +11,14 @@ from statistics import median
 import numpy as np
 
 from metasd_sim.costs import CostModel
+from metasd_sim.errors import InputError
 from metasd_sim.rounds import FloatArray
 
 from .decode import LiveEnvironment, Text, draft_tokens
-from .drafters import Arm, Draft
+from .drafters import Arm, Draft, longest_draft
 from .target import Target
+
+REPETITIONS = 20  # rounds of each drafted length
 
 
 class _Filler:
@@ -35,7 +38,7 @@ def measure_costs(
     target: Target,
     arms: Sequence[Arm],
     prompts: Sequence[Sequence[int]],
-    repetitions: int = 20,
+    repetitions: int = REPETITIONS,
     seed: int = 0,
     on_round: Callable[[], None] = lambda: None,
 ) -> CostModel:
@@ -43,7 +46,9 @@ def measure_costs(
 
     Drafting is timed apart, on the texts written meanwhile. Catch-up is 0: these drafters read the context alone.
     """
-    max_draft = max(1, *(arm.length for arm in arms))
+    if repetitions < 1 or not prompts:
+        raise InputError(f"calibration: expected repetitions and prompts, found {repetitions} and {len(prompts)}")
+    max_draft = longest_draft(arms)
     texts = _play_every_length(target, max_draft, prompts, repetitions, np.random.default_rng(seed), on_round)
     rounds = [played for text in texts for played in text.rounds]
 

@@ -7,23 +7,23 @@ negative number of tokens, which means the same in all supported versions.
 from __future__ import annotations
 
 import inspect
+from importlib.metadata import version
 from typing import Any
 
-import transformers
+from packaging.specifiers import SpecifierSet
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from metasd_sim.errors import InputError
 
-OLDEST, NEWEST = (5, 16), (6,)
+SUPPORTED = ">=5.16,<6"
 
 
 def check_version() -> None:
-    found = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    if not OLDEST <= found < NEWEST:
+    found = version("transformers")
+    if found not in SpecifierSet(SUPPORTED):
         raise InputError(
-            f"transformers: expected version >=5.16,<6, found {transformers.__version__}; "
-            f"run pip install 'transformers>=5.16,<6'"
+            f"transformers: expected version {SUPPORTED}, found {found}; run pip install 'transformers{SUPPORTED}'"
         )
 
 

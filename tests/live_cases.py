@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from metasd_live.drafters import Arm, Draft, build_arms, parse_arm
 from metasd_live.target import Target
 
+torch.set_num_threads(1)  # the models are too small to share
+
 VOCABULARY = 64
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}{{ 'answer' }}"
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

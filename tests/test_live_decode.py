@@ -14,11 +14,11 @@ from metasd_live.drafters import Arm
 from metasd_live.drafters.ngram import Ngram, NgramSettings, train_ngram
 from metasd_live.prompts import Prompt
 from metasd_live.target import Target
-from metasd_sim.environments.base import OVERLAP, SECONDS, Environment
-from metasd_sim.policies import make_policy
+from metasd_sim.environments.base import OVERLAP, SECONDS, TRUTH, Environment
+from metasd_sim.policies import FixedArm, make_policy
 from metasd_sim.simulate import simulate
-
-from .live_cases import (
+from tests import test_sim_environments as conformance
+from tests.live_cases import (
     Oracle,
     arms_of,
     oracle_arms,
@@ -28,7 +28,7 @@ from .live_cases import (
     tiny_target,
     tiny_tokenizer,
 )
-from .sim_cases import refuses
+from tests.sim_cases import EnvironmentCase, refuses
 
 LIMIT = 40
 PROMPTS = tiny_prompts(4)
@@ -37,7 +37,7 @@ POLICIES += ["metasd-ucb:reward=tokens-per-second", *(f"fixed:{arm}" for arm in 
 
 
 def ngram_arm(target):
-    texts = [reference_text(target, prompt, LIMIT) for prompt in tiny_prompts(6, seed=1)]
+    texts = [reference_text(target, prompt, LIMIT)[:30] for prompt in PROMPTS]
     return Arm("ngram", Ngram(train_ngram(texts, target.tokenizer_hash, NgramSettings(3, 1, 0.0))), 5)
 
 
@@ -114,13 +114,17 @@ def test_an_end_of_sequence_inside_an_accepted_block_ends_the_text():
     text = reference_text(plain, PROMPTS[0], LIMIT)
     end = next(i for i, token in enumerate(text) if i >= 7 and token not in text[:i])
     target = tiny_target(eos=(text[end],))
-    for length, last in ((end + 3, end + 1), (end, 0), (end + 1, end + 1)):
-        # the drafter knows the text without an end: it goes on past it unless it is cut
-        arm = Arm("oracle", Oracle({tuple(PROMPTS[0]): text}, 0.0), length)
-        environment, history = play(target, [arm], "fixed:0", prompts=PROMPTS[:1])
+    drafter = Oracle({tuple(PROMPTS[0]): text}, 0.0)  # knows the text without an end, and goes on past it
+    for length, rounds in (
+        (end + 3, [(end + 1, end + 1, end + 1)]),  # drafted, accepted, emitted: the draft is cut after the end
+        (end + 1, [(end + 1, end + 1, end + 1)]),
+        (end, [(end, end, end + 1)]),  # the end is the target's own token
+        (end - 1, [(end - 1, end - 1, end), (1, 1, 1)]),
+    ):
+        environment, history = play(target, [Arm("oracle", drafter, length)], "fixed:0", prompts=PROMPTS[:1])
         assert environment.texts[0][0].token_ids == text[: end + 1]
-        assert history.rounds.emitted.sum() == end + 1
-        assert history.rounds.drafted[-1] == last if last else history.rounds.emitted[-1] == 1
+        played = history.rounds
+        assert list(zip(played.drafted, played.accepted, played.emitted, strict=True)) == rounds
 
 
 def test_rows_are_independent_streams():
@@ -178,8 +182,18 @@ def test_only_what_is_needed_is_given():
         for played in text.rounds:
             phases = played.draft_seconds + played.verify_seconds + played.commit_seconds
             assert played.seconds == pytest.approx(phases)
+            assert played.overlap == ()
+    looks_ahead = FixedArm(0)
+    looks_ahead.needs = frozenset({TRUTH})
     with refuses("truth"):
-        simulate(make_policy("oracle", arms=environment.arms), environment)
+        simulate(looks_ahead, environment)
+
+
+def test_the_environment_keeps_the_promises_of_its_protocol():
+    target = tiny_target(eos=(eos_of("llama"),))
+    case = EnvironmentCase(lambda: LiveEnvironment(target, all_arms(target, 8), PROMPTS, 8))
+    conformance.test_protocol(case)
+    conformance.test_rounds_keep_their_promises(case)
 
 
 def test_context_of_a_query():

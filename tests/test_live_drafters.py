@@ -15,8 +15,7 @@ from metasd_live.drafters.chain import Chain
 from metasd_live.drafters.lookup import PromptLookup
 from metasd_live.drafters.ngram import Ngram, NgramSettings, read_ngram, train_ngram, write_ngram
 from metasd_live.drafters.none import NoDraft
-
-from .sim_cases import refuses
+from tests.sim_cases import refuses
 
 TARGET = SimpleNamespace(tokenizer_hash="a" * 64, name="tiny")
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -101,7 +100,10 @@ def test_ngram_by_hand():
     assert draft(Ngram(model), [7, 2], 1) == [4]  # backs off to one token: 4 twice, 3 and 5 once
     tied = train_ngram([[1, 2, 1, 3]], "hash", NgramSettings(1, 1, 0.0))
     assert draft(Ngram(tied), [1], 1) == [3]  # the most recent of equally frequent ones
-    assert train_ngram([[1, 2], [3, 4]], "hash", NgramSettings(1, 1, 0.0)).tables[1][0].tolist() == [[1], [3]]  # not 2 -> 3
+    assert train_ngram([[1, 2], [3, 4]], "hash", NgramSettings(1, 1, 0.0)).tables[1][0].tolist() == [
+        [1],
+        [3],
+    ]  # not 2 -> 3
 
 
 def test_ngram_file_round_trip(tmp_path):

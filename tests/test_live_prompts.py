@@ -5,8 +5,7 @@ import json
 import pytest
 
 from metasd_live.prompts import Prompt, read_prompts
-
-from .sim_cases import refuses
+from tests.sim_cases import refuses
 
 LINES = [
     {"id": "a", "category": "code", "split": "train", "prompt": "one"},

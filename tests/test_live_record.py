@@ -15,9 +15,8 @@ from metasd_sim import traces
 from metasd_sim.environments import ReplayEnvironment
 from metasd_sim.policies import make_policy
 from metasd_sim.simulate import simulate
-
-from .live_cases import arms_of, oracle_arms, reference_text, tiny_target
-from .sim_cases import refuses
+from tests.live_cases import arms_of, oracle_arms, reference_text, tiny_target
+from tests.sim_cases import refuses
 
 LIMIT = 30
 WORDS = ["w5 w6 w7 w5 w6", "w9 w2 w9", "w4", "w3 w8 w3 w8 w3", "w11 w2 w11 w2"]
@@ -165,6 +164,7 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
     for other, word in (
         (a_recorder(target, max_new_tokens=LIMIT - 1), "max_new_tokens"),
         (a_recorder(target, seed=1), "provenance"),
+        (a_recorder(target, overlap_dtype="float16"), "overlap_dtype"),
         (a_recorder(target, arms=recorder.arms[:-1]), "arms"),
         (a_recorder(target, arms=[*recorder.arms[:-1], replace(recorder.arms[-1], length=1)]), "drafters"),
     ):
@@ -221,8 +221,17 @@ class Slow:
 def test_costs_go_into_the_trace(tmp_path):
     target = tiny_target()
     recorder = a_recorder(target)
-    prompts = [target.encode(text) for text in WORDS]
+    counted = []
     out = tmp_path / "trace.safetensors"
-    trace = record(recorder, PROMPTS, out, costs=lambda: measure_costs(target, recorder.arms, prompts, 2))
+    trace = record(recorder, PROMPTS, out, PROMPTS[:2], 2, on_calibration=lambda: counted.append(1))
     assert traces.read(out).costs.to_json() == trace.costs.to_json()
     assert trace.costs.draft.shape == (6, trace.max_draft + 1)
+    assert len(counted) >= 2 * (trace.max_draft + 1)
+    assert trace.provenance["calibration"] == {"prompts": ["p0", "p1"], "repetitions": 2}
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_the_recording(tmp_path):
+    recorder = a_recorder(tiny_target(), max_new_tokens=250)
+    with refuses("256 positions"):
+        record(recorder, [*PROMPTS, Prompt("long", "w2 " * 9)], tmp_path / "trace.safetensors")
+    assert list(tmp_path.iterdir()) == []

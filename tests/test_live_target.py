@@ -4,16 +4,14 @@ import sys
 
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MambaConfig, MambaForCausalLM, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
 from metasd_live import compat
 from metasd_live.target import Target, load_target, tokenizer_hash
-
-from .live_cases import VOCABULARY, tiny_model, tiny_prompts, tiny_target, tiny_tokenizer
-from .sim_cases import refuses
+from tests.live_cases import VOCABULARY, tiny_model, tiny_prompts, tiny_target, tiny_tokenizer
+from tests.sim_cases import refuses
 
 KINDS = ("llama", "gpt2", "sliding")
 
@@ -127,7 +125,7 @@ def test_targets_that_cannot_be_loaded(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("version", ["5.15.9", "4.57.0", "6.0.0"])
 def test_other_versions_of_transformers_are_refused(monkeypatch, version):
-    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.setattr(compat, "version", lambda name: version)
     with refuses("transformers", ">=5.16,<6", version):
         compat.check_version()
 

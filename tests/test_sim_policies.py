@@ -597,7 +597,7 @@ def test_index_of_kl_ucb():
 
 
 def test_index_of_kl_ucb_with_c():
-    # c = 3: at t = 4, ln 4 + 3 ln ln 4 = 1.386294 + 3 * .326634 = 2.366197; mean 0, 1 trial: 1 - exp(-2.366197) = .906163
+    # c = 3, t = 4: ln 4 + 3 ln ln 4 = 1.386294 + 3 * .326634 = 2.366197; mean 0, 1 trial: 1 - exp(-2.366197) = .906163
     plays = [(0, 1, 1), (0, 1, 1), (1, 0, 1)]
     index = trained(KLUCBTrials(c=3), plays, max_draft=2, n_arms=2).index(np.array([0]))[0]
     assert index[1] == pytest.approx(0.906163, abs=1e-6)

@@ -23,7 +23,17 @@ from .none import NoDraft
 if TYPE_CHECKING:
     from ..target import Target
 
-__all__ = ["Arm", "ArmSpec", "Draft", "DraftStream", "Drafter", "DrafterSpec", "build_arms", "parse_arm"]
+__all__ = [
+    "Arm",
+    "ArmSpec",
+    "Draft",
+    "DraftStream",
+    "Drafter",
+    "DrafterSpec",
+    "build_arms",
+    "longest_draft",
+    "parse_arm",
+]
 
 DRAFT_LENGTH = 8
 _NAME = re.compile(r"([\w.+-]+)=(.+)")
@@ -66,6 +76,11 @@ class Arm:
 
     def __str__(self) -> str:
         return f"{self.drafter.name}@{self.length}" if self.length else self.drafter.name
+
+
+def longest_draft(arms: Sequence[Arm]) -> int:
+    """The `max_draft` of an environment with these arms: at least 1."""
+    return max(1, *(arm.length for arm in arms))
 
 
 def _plain(factory: Callable[[], Drafter]) -> Callable[[DrafterSpec, Target], Drafter]:

@@ -1,0 +1,218 @@
+"""What the subcommands of `metasd-live` do, and the tables they print."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metasd_sim import console
+from metasd_sim.errors import InputError
+from metasd_sim.files import check_free, write_atomically
+from metasd_sim.policies import make_policy
+from metasd_sim.rounds import IntArray, Rounds
+from metasd_sim.simulate import parse_carry_over
+from metasd_sim.traces import Trace
+
+from .decode import Generation, generate
+from .drafters import Arm, build_arms, parse_arm
+from .drafters.ngram import NgramSettings, train_ngram, write_ngram
+from .outputs import Output, generate_outputs, read_outputs, to_lines
+from .prompts import Prompt, read_prompts
+from .record import Recorder, record
+from .target import Target, load_target
+from .train import cut, output_sequences, text_sequences
+
+
+def _check_free(*paths: str | None, force: bool) -> None:
+    """Refuses before the work what writing would refuse after it."""
+    for path in paths:
+        if path not in (None, "-"):
+            check_free(path, force)
+
+
+def _prompts(arguments: argparse.Namespace, **choice: Any) -> list[Prompt]:
+    choice = {"split": arguments.split, "limit": arguments.limit} | choice
+    return read_prompts(arguments.prompts, **choice)
+
+
+def _target(arguments: argparse.Namespace) -> Target:
+    return load_target(arguments.target, arguments.dtype, arguments.device)
+
+
+def run_train_ngram(arguments: argparse.Namespace) -> None:
+    _check_free(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
+    settings = NgramSettings(arguments.max_context, arguments.min_context, arguments.min_share)
+    sources = [name for name in ("text", "prompts", "outputs") if getattr(arguments, name)]
+    if len(sources) != 1:
+        raise InputError(f"train ngram: expected one of --text, --prompts, --outputs; found {len(sources)} of them")
+    if arguments.text and (arguments.category or arguments.save_outputs):
+        raise InputError("train ngram: expected no --category and no --save-outputs with --text, found one")
+    target = _target(arguments)
+    if arguments.text:
+        sequences = text_sequences(arguments.text, target)
+    else:
+        outputs = _outputs(arguments, target)
+        sequences = output_sequences(outputs, arguments.category, settings.max_context, arguments.seed)
+    sequences = cut(sequences, arguments.tokens)
+    model = train_ngram(sequences, target.tokenizer_hash, settings)
+    trained = sum(map(len, sequences))
+    provenance = {"target": target.name, "weights": target.weights, "source": sources[0], "tokens": trained}
+    provenance |= {"categories": sorted(arguments.category), "seed": arguments.seed}
+    write_ngram(replace(model, provenance=provenance), arguments.out, arguments.force)
+    contexts = {str(k): len(tokens) for k, (_, tokens) in model.tables.items()}
+    result = {
+        "out": arguments.out,
+        "tokens": trained,
+        "contexts": contexts,
+        "bytes": Path(arguments.out).stat().st_size,
+    }
+    console.write_json(result, arguments.json, arguments.force)
+    columns = ["model", "tokens", *(f"contexts of {k}" for k in contexts), "bytes"]
+    console.table(
+        "n-gram drafter", columns, [[arguments.out, trained, *contexts.values(), result["bytes"]]], arguments.quiet
+    )
+
+
+def _outputs(arguments: argparse.Namespace, target: Target) -> list[Output]:
+    """The target's texts, read from a file or generated."""
+    if arguments.outputs:
+        return read_outputs(arguments.outputs, target.tokenizer_hash)
+    prompts = _prompts(arguments, categories=arguments.category)
+    with console.progress(arguments.quiet) as display:
+        task = display.add_task("prompts", total=len(prompts))
+        outputs = generate_outputs(
+            target,
+            prompts,
+            arguments.max_new_tokens,
+            arguments.batch_size,
+            not arguments.no_chat_template,
+            lambda: display.advance(task),
+        )
+    if arguments.save_outputs:
+        write_atomically(arguments.save_outputs, to_lines(outputs, target.tokenizer_hash).encode(), arguments.force)
+    return outputs
+
+
+def run_record(arguments: argparse.Namespace) -> None:
+    _check_free(arguments.out, arguments.json, force=arguments.force)
+    specs = [parse_arm(text) for text in arguments.drafter]
+    prompts = _prompts(arguments, shuffle=arguments.shuffle)
+    calibration = []
+    if arguments.calibrate:
+        calibration = _prompts(arguments, split="calibrate", limit=arguments.calibrate, shuffle=arguments.seed)
+    target = _target(arguments)
+    arms = build_arms(specs, target, arguments.draft_length)
+    recorder = Recorder(
+        target,
+        arms,
+        arguments.max_new_tokens,
+        not arguments.no_chat_template,
+        arguments.seed,
+        arguments.overlap_dtype,
+    )
+    with console.progress(arguments.quiet) as display:
+        texts = display.add_task("prompts", total=len(prompts))
+        rounds = display.add_task("calibration rounds", total=arguments.repetitions * (recorder.max_draft + 1))
+        trace = record(
+            recorder,
+            prompts,
+            arguments.out,
+            calibration,
+            arguments.repetitions,
+            arguments.force,
+            lambda: display.advance(texts),
+            lambda: display.advance(rounds),
+        )
+    summary = _summary(trace)
+    console.write_json({"out": arguments.out, **summary}, arguments.json, arguments.force)
+    _show_summary(trace, summary, arguments.quiet)
+
+
+def _summary(trace: Trace) -> dict[str, Any]:
+    """Mean accepted tokens of a round that starts at any position of the text, per arm and category."""
+    category = np.repeat([query.category for query in trace.queries], np.diff(trace.offsets))
+    accepted = trace.expected_accepted()
+    return {
+        "queries": len(trace.queries),
+        "tokens": len(trace.tokens),
+        "arms": list(trace.arms),
+        "mean_accepted": accepted.mean(axis=0).tolist(),
+        "mean_accepted_by_category": {
+            str(name): accepted[category == name].mean(axis=0).tolist() for name in dict.fromkeys(category)
+        },
+        "costs": None if trace.costs is None else trace.costs.to_json(),
+    }
+
+
+def _show_summary(trace: Trace, summary: dict[str, Any], quiet: bool) -> None:
+    by_category = summary["mean_accepted_by_category"]
+    rows = [
+        [arm, drafter, *(f"{means[a]:.2f}" for means in (summary["mean_accepted"], *by_category.values()))]
+        for a, (arm, drafter) in enumerate(zip(trace.arms, trace.drafters, strict=True))
+    ]
+    title = f"accepted tokens of a round, mean over {len(trace.tokens)} positions of {len(trace.queries)} texts"
+    console.table(title, ["arm", "drafter", "all", *by_category], rows, quiet)
+
+
+def run_generate(arguments: argparse.Namespace) -> None:
+    _check_free(arguments.json, force=arguments.force)
+    if arguments.temperature != 0:
+        raise InputError(f"temperature: expected 0, which is greedy decoding, found {arguments.temperature:g}")
+    parse_carry_over(arguments.carry_over)
+    specs = [parse_arm(text) for text in arguments.drafter]
+    if (arguments.prompt is None) == (not arguments.prompts):
+        raise InputError("generate: expected a prompt or --prompts FILE, found both or neither")
+    prompts = [Prompt("prompt", arguments.prompt)] if arguments.prompt is not None else _prompts(arguments)
+    names = [spec.name for spec in specs]
+    policy = make_policy(arguments.policy, arguments.reward, names, [spec.drafter.text for spec in specs])
+    target = _target(arguments)
+    arms = build_arms(specs, target, arguments.draft_length)
+    with console.progress(arguments.quiet) as display:
+        tokens = display.add_task("tokens", total=len(prompts) * arguments.max_new_tokens)
+
+        def on_round(rows: IntArray, rounds: Rounds) -> None:
+            display.advance(tokens, int(rounds.emitted.sum()))
+
+        generations = generate(
+            target,
+            arms,
+            prompts,
+            policy,
+            arguments.max_new_tokens,
+            arguments.carry_over,
+            arguments.seed,
+            not arguments.no_chat_template,
+            on_round,
+        )
+    console.write_json([generation.to_json() for generation in generations], arguments.json, arguments.force)
+    _show_generations(generations, arms, arguments.quiet)
+
+
+def _show_generations(generations: Sequence[Generation], arms: Sequence[Arm], quiet: bool) -> None:
+    if quiet:
+        return
+    for generation in generations:
+        print(f"--- {generation.id}\n{generation.text}\n")
+    rounds = [played for generation in generations for played in generation.rounds]
+    rows = []
+    for arm in arms:
+        own = [played for played in rounds if played["arm"] == arm.name]
+        if own:
+            total = {key: sum(played[key] for played in own) for key in own[0] if key != "arm"}
+            rows.append(
+                [
+                    arm.name,
+                    len(own),
+                    f"{total['emitted'] / len(own):.2f}",
+                    f"{total['accepted'] / total['drafted']:.1%}" if total["drafted"] else "-",
+                    *(f"{total[key]:.2f}" for key in ("draft_seconds", "verify_seconds", "seconds")),
+                    f"{total['emitted'] / total['seconds']:.2f}",
+                ]
+            )
+    columns = ["arm", "rounds", "tokens/round", "accepted", "draft s", "verify s", "total s", "tokens/s"]
+    console.table(f"seconds of prefill: {sum(g.prefill_seconds for g in generations):.2f}", columns, rows)
