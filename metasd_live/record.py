@@ -1,11 +1,11 @@
-"""Recording: the target's greedy texts with every drafter's acceptance on them."""
+"""Recording: the target's texts with every drafter's acceptance on them."""
 
 from __future__ import annotations
 
 import platform
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -18,12 +18,15 @@ from metasd_sim import traces
 from metasd_sim.costs import CostModel
 from metasd_sim.errors import InputError
 from metasd_sim.files import check_free
+from metasd_sim.rounds import FloatArray
 from metasd_sim.traces import Query, Trace
 
 from .decode import draft_tokens
-from .drafters import Arm
+from .drafters import Arm, Draft
+from .drafters.base import LawStream
 from .prompts import Prompt
 from .target import Target, file_hash
+from .verify import Rule, overlaps
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Recorder:
     target: Target
     arms: Sequence[Arm]
     max_new_tokens: int
+    rule: Rule = field(default_factory=Rule)
     chat_template: bool = True
     seed: int = 0
     overlap_dtype: str = "float16"
@@ -50,7 +54,7 @@ class Recorder:
             "drafter_files": {file: file_hash(Path(file)) for arm in self.arms for file in arm.files},
             "tokenizer": target.tokenizer_hash,
             "chat_template": self.chat_template,
-            "temperature": 0.0,
+            "temperature": self.rule.temperature,
             "processors": [],
             "seed": self.seed,
             "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine(),
@@ -59,44 +63,60 @@ class Recorder:
             "versions": {name: version(name) for name in ("metasd", "torch", "transformers")},
         }
 
-    def record(self, prompt: Prompt) -> Trace:
-        """The trace of one prompt."""
+    def record(self, query: int, prompt: Prompt) -> Trace:
+        """The trace of one prompt, the `query`-th of the recording, which gives it its randomness."""
         ids = self.target.encode(prompt.text, self.chat_template)
         self.target.check_length(len(ids), self.max_new_tokens)
         return Trace(
             arms=tuple(arm.name for arm in self.arms),
             drafters=tuple(map(str, self.arms)),
             queries=(Query(prompt.id, prompt.category, prompt.sha256, len(ids)),),
-            verification="greedy",
+            verification=self.rule.verification,
             max_new_tokens=self.max_new_tokens,
             provenance=self.provenance,
-            **self._decode(ids),
+            **self._decode(query, ids),
         )
 
-    def _decode(self, prompt: list[int]) -> dict[str, Any]:
-        """Plain decoding; at every position each arm drafts, and its draft is followed while the text agrees."""
+    def _decode(self, query: int, prompt: list[int]) -> dict[str, Any]:
+        """Plain decoding; at every position each arm drafts, and its draft is followed while the text agrees.
+
+        Drafters with a law do not depend on where a round starts: one pass over the finished text tells all.
+        """
         shape = (self.max_new_tokens, len(self.arms), self.max_draft)
-        accept = np.zeros(shape, dtype=np.uint8)
+        accept = np.zeros(shape, dtype=np.float32)
         overlap = np.full(shape, np.nan, dtype=np.float32)
         drafted = np.zeros(shape[:2], dtype=np.uint8)
-        log_p = np.zeros(self.max_new_tokens, dtype=np.float32)
+        rule = self.rule.open(np.random.SeedSequence((self.seed, query)), self.max_new_tokens)
         state = self.target.prefill(prompt)
-        streams = [arm.drafter.open() for arm in self.arms]
+        streams = [arm.drafter.open(prompt) for arm in self.arms]
+        with_law = {a: stream for a, stream in enumerate(streams) if isinstance(stream, LawStream)}
         context = list(prompt)
+        laws = []  # of the target at each position, where a drafter with a law needs them
+        log_p = []
         open_drafts: list[tuple[int, int, list[int]]] = []  # start, arm, tokens: accepted so far
-        for t in range(self.max_new_tokens):
+        ended = False
+        while not ended:
+            t = len(context) - len(prompt)
+            left = self.max_new_tokens - t
             for a, (arm, stream) in enumerate(zip(self.arms, streams, strict=True)):
-                limit = min(arm.length, self.max_new_tokens - t)
-                tokens = draft_tokens(stream, context, limit, self.target.eos)
+                limit = min(arm.length, left)
+                if a in with_law:
+                    drafted[t, a] = limit
+                    continue
+                tokens = draft_tokens(stream, context, limit, rule, t, self.target.eos).tokens
                 drafted[t, a] = len(tokens)
                 if tokens:
                     open_drafts.append((t, a, tokens))
             logits = self.target.forward(state, context[-1:])
-            token = int(logits[-1].argmax())
+            verdict = rule.verify(logits, Draft(), t, self.target.eos, left)
+            (token,), ended = verdict.emitted, verdict.ended
+            law = rule.laws(logits)[0]
+            if with_law:
+                laws.append(law)
             proposed = [tokens[t - start] for start, _, tokens in open_drafts]
-            p, *overlaps = logits[-1].softmax(dim=-1)[[token, *proposed]].tolist()
-            log_p[t] = np.log(p)
-            for (start, a, tokens), value in zip(open_drafts, overlaps, strict=True):
+            p, *overlaps_here = law[[token, *proposed]].tolist()
+            log_p.append(np.log(p))
+            for (start, a, tokens), value in zip(open_drafts, overlaps_here, strict=True):
                 overlap[start, a, t - start] = value
                 accept[start, a, t - start] = tokens[t - start] == token
             open_drafts = [
@@ -105,17 +125,27 @@ class Recorder:
                 if tokens[t - start] == token and t - start + 1 < len(tokens)
             ]
             context.append(token)
-            if token in self.target.eos:
-                break
-        length = len(context) - len(prompt)
+        text = context[len(prompt) :]
+        for a, law_stream in with_law.items():
+            p_text, own = torch.stack(laws), law_stream.logits(context, len(text))
+            depths = self.arms[a].length
+            accept[: len(text), a, :depths] = _by_depth(rule.accept_given_text(p_text, own, text), depths, 0.0)
+            overlap[: len(text), a, :depths] = _by_depth(overlaps(p_text, rule.laws(own), text), depths, np.nan)
+        bits = self.rule.verification != "rejection" or not with_law
         return {
-            "tokens": np.array(context[len(prompt) :], dtype=np.int32),
-            "offsets": np.array([0, length], dtype=np.int64),
-            "accept": accept[:length],
-            "drafted": drafted[:length],
-            "overlap": overlap[:length].astype(self.overlap_dtype),
-            "log_p": log_p[:length],
+            "tokens": np.array(text, dtype=np.int32),
+            "offsets": np.array([0, len(text)], dtype=np.int64),
+            "accept": accept[: len(text)].astype(np.uint8 if bits else np.float32),
+            "drafted": drafted[: len(text)],
+            "overlap": overlap[: len(text)].astype(self.overlap_dtype),
+            "log_p": np.array(log_p, dtype=np.float32),
         }
+
+
+def _by_depth(values: torch.Tensor, depths: int, beyond: float) -> FloatArray:
+    """values [T] at text positions -> [T, depths] seen from each start, `beyond` past the text's end."""
+    padded = np.append(values.double().cpu().numpy(), np.full(depths - 1, beyond))
+    return np.lib.stride_tricks.sliding_window_view(padded, depths)
 
 
 def record(
@@ -138,7 +168,7 @@ def record(
     shards.mkdir(exist_ok=True)
     parts = []
     for number, prompt in enumerate(prompts):
-        parts.append(_shard(recorder, prompt, shards / f"{number:05d}.safetensors", force))
+        parts.append(_shard(recorder, number, prompt, shards / f"{number:05d}.safetensors", force))
         on_text()
     trace = traces.merge(parts)
     if costs is not None:
@@ -148,7 +178,7 @@ def record(
     return trace
 
 
-def _shard(recorder: Recorder, prompt: Prompt, path: Path, force: bool) -> Trace:
+def _shard(recorder: Recorder, query: int, prompt: Prompt, path: Path, force: bool) -> Trace:
     """The prompt's trace: from its shard if there is one, which `force` discards where the settings differ."""
     if path.exists():
         try:
@@ -156,7 +186,7 @@ def _shard(recorder: Recorder, prompt: Prompt, path: Path, force: bool) -> Trace
         except InputError:
             if not force:
                 raise
-    trace = recorder.record(prompt)
+    trace = recorder.record(query, prompt)
     traces.write(trace, path, force)
     return trace
 
