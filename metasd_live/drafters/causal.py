@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import safetensors.numpy
+import safetensors
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from metasd_sim.errors import InputError
 
@@ -115,10 +115,29 @@ def load_causal(folder: str, name: str, target: Target) -> CausalDrafter:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"drafter: expected a causal language model in {folder}, found none ({reason})") from error
     known = None
-    if (Path(folder) / VOCABULARY).is_file():
-        vocabulary = safetensors.numpy.load_file(Path(folder) / VOCABULARY)
-        known = vocabulary["known"].tolist()
+    vocabulary = Path(folder) / VOCABULARY
+    if vocabulary.is_file():
+        with safetensors.safe_open(vocabulary, framework="numpy") as file:
+            known = file.get_tensor("known").tolist()
+            if (file.metadata() or {}).get("tokenizer") != target.tokenizer_hash:
+                raise InputError(
+                    f"{name}: expected a drafter trained for the target's tokenizer, found another; "
+                    f"train one with metasd-live train causal --target {target.name}"
+                )
+    elif (Path(folder) / "tokenizer_config.json").is_file():
+        _check_tokens(AutoTokenizer.from_pretrained(folder), target.tokenizer, name)
     return CausalDrafter(CausalModel(model, name), name, target.vocab_size, known)
+
+
+def _check_tokens(own: Any, target: Any, name: str) -> None:
+    """Refuses a drafter whose token ids mean other tokens, naming the first."""
+    ours, theirs = ({i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in (own, target))
+    for i in sorted(ours.keys() | theirs.keys()):
+        if ours.get(i) != theirs.get(i):
+            raise InputError(
+                f"{name}: expected the target's tokens, found {ours.get(i)!r} as token {i} where the target has "
+                f"{theirs.get(i)!r}; drafters with another vocabulary are not supported"
+            )
 
 
 def skip_layers(layers: int, name: str, target: Target) -> CausalDrafter:
