@@ -157,7 +157,14 @@ def run_record(arguments: argparse.Namespace) -> None:
     arms = build_arms(specs, target, arguments.draft_length)
     chat_template = not arguments.no_chat_template
     recorder = Recorder(
-        target, arms, arguments.max_new_tokens, rule, chat_template, arguments.seed, arguments.overlap_dtype
+        target,
+        arms,
+        arguments.max_new_tokens,
+        rule,
+        chat_template,
+        arguments.seed,
+        arguments.overlap_dtype,
+        arguments.blocks,
     )
     with console.progress(arguments.quiet) as display:
         texts = display.add_task("prompts", total=len(prompts))
@@ -444,6 +451,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_calibration(recording)
     recording.add_argument(
         "--overlap-dtype", choices=("float16", "float32"), default="float16", help="default: %(default)s"
+    )
+    recording.add_argument(
+        "--blocks", action="store_true", help="also overlaps past rejections, for reward bd: a target pass per place"
     )
     recording.add_argument("--out", required=True, metavar="FILE", help=".safetensors trace to write")
 

@@ -133,7 +133,9 @@ class LiveEnvironment:
             one, laws, draft = self._play(row, arm)
             played.append(one)
             if overlap is not None:
-                shown = len(draft.tokens) if BLOCK_OVERLAP in self.needs else min(one.emitted, len(draft.tokens))
+                rejected = one.emitted > one.accepted  # else the text ended, and nothing past it is shown
+                shown = len(draft.tokens) if rejected and BLOCK_OVERLAP in self.needs else one.emitted
+                shown = min(shown, len(draft.tokens))
                 values = overlaps(laws[:shown], _first(draft.laws, shown), draft.tokens[:shown])
                 overlap[i, :shown] = values.cpu().numpy()
             if every_arm is not None:

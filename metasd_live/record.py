@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from metasd_sim import traces
 from metasd_sim.costs import CostModel
@@ -24,9 +25,10 @@ from metasd_sim.traces import Query, Trace
 from .decode import draft_tokens
 from .drafters import Arm, Draft
 from .drafters.base import LawStream
+from .model import ModelState
 from .prompts import Prompt
 from .target import Target, file_hash
-from .verify import Rule, overlaps
+from .verify import Rule, TextRule, overlaps
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Recorder:
     chat_template: bool = True
     seed: int = 0
     overlap_dtype: str = "float16"
+    blocks: bool = False  # also overlaps past a rejection, for block divergence; a target pass per place and arm
+
+    def __post_init__(self) -> None:
+        if self.blocks and self.rule.verification == "gumbel":
+            raise InputError("blocks: expected greedy or rejection verification, found gumbel; record without --blocks")
 
     @property
     def max_draft(self) -> int:
@@ -56,6 +63,7 @@ class Recorder:
             "chat_template": self.chat_template,
             "temperature": self.rule.temperature,
             "processors": [],
+            "blocks": self.blocks,
             "seed": self.seed,
             "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine(),
             "dtype": str(target.dtype).removeprefix("torch."),
@@ -93,46 +101,46 @@ class Recorder:
         context = list(prompt)
         laws = []  # of the target at each position, where a drafter with a law needs them
         log_p = []
-        open_drafts: list[tuple[int, int, list[int]]] = []  # start, arm, tokens: accepted so far
+        drafts: dict[tuple[int, int], list[int]] = {}  # (start, arm) of the point masses
+        followed: list[tuple[int, int]] = []  # drafts that the text has not contradicted
         ended = False
         while not ended:
             t = len(context) - len(prompt)
             left = self.max_new_tokens - t
             for a, (arm, stream) in enumerate(zip(self.arms, streams, strict=True)):
-                limit = min(arm.length, left)
-                if a in with_law:
-                    drafted[t, a] = limit
-                    continue
-                tokens = draft_tokens(stream, context, limit, rule, t, self.target.eos).tokens
-                drafted[t, a] = len(tokens)
-                if tokens:
-                    open_drafts.append((t, a, tokens))
+                drafted[t, a] = limit = min(arm.length, left)
+                if a not in with_law:
+                    tokens = draft_tokens(stream, context, limit, rule, t, self.target.eos).tokens
+                    drafted[t, a] = len(tokens)
+                    if tokens:
+                        drafts[t, a] = tokens
+                        followed.append((t, a))
             logits = self.target.forward(state, context[-1:])
             verdict = rule.verify(logits, Draft(), t, self.target.eos, left)
             (token,), ended = verdict.emitted, verdict.ended
             law = rule.laws(logits)[0]
             if with_law:
                 laws.append(law)
-            proposed = [tokens[t - start] for start, _, tokens in open_drafts]
+            proposed = [drafts[start, a][t - start] for start, a in followed]
             p, *overlaps_here = law[[token, *proposed]].tolist()
             log_p.append(np.log(p))
-            for (start, a, tokens), value in zip(open_drafts, overlaps_here, strict=True):
+            for (start, a), drafted_token, value in zip(followed, proposed, overlaps_here, strict=True):
                 overlap[start, a, t - start] = value
-                accept[start, a, t - start] = tokens[t - start] == token
-            open_drafts = [
-                (start, a, tokens)
-                for start, a, tokens in open_drafts
-                if tokens[t - start] == token and t - start + 1 < len(tokens)
+                accept[start, a, t - start] = drafted_token == token
+            followed = [
+                (start, a)
+                for (start, a), drafted_token in zip(followed, proposed, strict=True)
+                if drafted_token == token and t - start + 1 < drafted[start, a]
             ]
             context.append(token)
         text = context[len(prompt) :]
-        for a, law_stream in with_law.items():
-            p_text, own = torch.stack(laws), law_stream.logits(context, len(text))
-            depths = self.arms[a].length
-            accept[: len(text), a, :depths] = _by_depth(rule.accept_given_text(p_text, own, text), depths, 0.0)
-            overlap[: len(text), a, :depths] = _by_depth(overlaps(p_text, rule.laws(own), text), depths, np.nan)
+        own = {a: stream.logits(context, len(text)) for a, stream in with_law.items()}
+        for a, logits in own.items():
+            p, depths = torch.stack(laws), self.arms[a].length
+            accept[: len(text), a, :depths] = _by_depth(rule.accept_given_text(p, logits, text), depths, 0.0)
+            overlap[: len(text), a, :depths] = _by_depth(overlaps(p, rule.laws(logits), text), depths, np.nan)
         bits = self.rule.verification != "rejection" or not with_law
-        return {
+        columns = {
             "tokens": np.array(text, dtype=np.int32),
             "offsets": np.array([0, len(text)], dtype=np.int64),
             "accept": accept[: len(text)].astype(np.uint8 if bits else np.float32),
@@ -140,6 +148,62 @@ class Recorder:
             "overlap": overlap[: len(text)].astype(self.overlap_dtype),
             "log_p": np.array(log_p, dtype=np.float32),
         }
+        if self.blocks:
+            rng = np.random.default_rng((self.seed, query, 1))
+            branches = _Branches(self, prompt, text, rule, state, with_law, rng)
+            columns["block_tail"] = branches.tails(laws, own, drafts, drafted).astype(self.overlap_dtype)
+        return columns
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """What arms would have drafted past a first rejection: given the text, one branch for each place of it."""
+
+    recorder: Recorder
+    prompt: list[int]
+    text: list[int]
+    rule: TextRule
+    state: ModelState  # of the target, which has read all of the text but its last token
+    with_law: dict[int, LawStream]
+    rng: np.random.Generator
+
+    def tails(
+        self,
+        laws: Sequence[torch.Tensor],
+        own: dict[int, torch.Tensor],
+        drafts: dict[tuple[int, int], list[int]],
+        drafted: NDArray[np.uint8],
+    ) -> FloatArray:
+        """[T, arms, depth] mean overlap of the depths past one that is the first to be rejected; NaN where none is."""
+        recorder = self.recorder
+        tails = np.full((len(self.text), len(recorder.arms), recorder.max_draft), np.nan)
+        for s in reversed(range(len(self.text))):  # backwards, so that the target only ever forgets
+            for a, stream in self.with_law.items():
+                wrong = self.rule.rejected(laws[s], own[a][s], self.text[s], self.rng.random())
+                more = min(recorder.arms[a].length, recorder.max_new_tokens - s) - 1
+                if wrong is None or not more:
+                    continue
+                context = [*self.prompt, *self.text[:s], wrong]
+                values = self._overlaps(wrong, stream.draft(context, more, self.rule, s + 1))
+                for j in range(min(recorder.arms[a].length, s + 1)):
+                    past = int(drafted[s - j, a]) - 1 - j
+                    if past > 0:
+                        tails[s - j, a, j] = values[:past].mean()
+            for j in range(min(recorder.max_draft, s + 1)):
+                for a in range(len(recorder.arms)):
+                    tokens = drafts.get((s - j, a), [])
+                    if j < len(tokens) - 1 and tokens[:j] == self.text[s - j : s] and tokens[j] != self.text[s]:
+                        tails[s - j, a, j] = self._overlaps(tokens[j], Draft(tokens[j + 1 :])).mean()
+            if s:
+                recorder.target.rollback(self.state, 1)
+        return tails
+
+    def _overlaps(self, wrong: int, draft: Draft) -> FloatArray:
+        """Of each drafted token after the text so far and the `wrong` one."""
+        target = self.recorder.target
+        logits = target.forward(self.state, [wrong, *draft.tokens[:-1]])
+        target.rollback(self.state, len(draft.tokens))
+        return overlaps(self.rule.laws(logits), draft.laws, draft.tokens).double().cpu().numpy()
 
 
 def _by_depth(values: torch.Tensor, depths: int, beyond: float) -> FloatArray:

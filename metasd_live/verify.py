@@ -119,6 +119,9 @@ class TextRule(Protocol):
         p [n, vocab]: the target's laws at positions 0..n-1; drafter [n, vocab]: the drafter's logits there.
         """
 
+    def rejected(self, p: torch.Tensor, drafter: torch.Tensor, token: int, uniform: float) -> int | None:
+        """A drafter's token given that it was rejected where the text has `token`, or None; laws and logits [vocab]."""
+
 
 class GreedyText:
     """Overlaps come from the softmax at temperature 1, acceptance from the argmax."""
@@ -134,6 +137,10 @@ class GreedyText:
 
     def accept_given_text(self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         return _same(drafter.argmax(dim=-1), tokens)
+
+    def rejected(self, p: torch.Tensor, drafter: torch.Tensor, token: int, uniform: float) -> int | None:
+        choice = int(drafter.argmax())
+        return None if choice == token else choice
 
 
 class RejectionText:
@@ -172,6 +179,10 @@ class RejectionText:
         # drafted, accepted and emitted has probability min(p, q); emitted has p
         return acceptance(self.laws(drafter), p, tokens)
 
+    def rejected(self, p: torch.Tensor, drafter: torch.Tensor, token: int, uniform: float) -> int | None:
+        rest = (self.laws(drafter) - p).clamp(min=0.0)  # rejected and y has probability max(0, q(y) - p(y))
+        return sample(rest, uniform) if rest.sum() > 0 else None
+
 
 class GumbelText:
     """The noise of a position is the same for target and drafters, and for every run with this seed."""
@@ -200,6 +211,9 @@ class GumbelText:
 
     def accept_given_text(self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         return _same(self._choices(drafter, 0), tokens)
+
+    def rejected(self, p: torch.Tensor, drafter: torch.Tensor, token: int, uniform: float) -> int | None:
+        raise InputError("blocks: expected greedy or rejection verification, found gumbel; record without --blocks")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from ..costs import CostModel
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
 from ..traces import Trace
-from .base import EVERY_ARM, OVERLAP, SECONDS, Context, FixedArms
+from .base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, Context, FixedArms
 
 
 class ReplayEnvironment:
@@ -31,6 +31,8 @@ class ReplayEnvironment:
         self.queries, self.tokens = len(trace.queries), len(trace.tokens)
         self.costs = costs or trace.costs
         overlaps = set() if trace.overlap is None else {OVERLAP, EVERY_ARM}
+        if overlaps and trace.block_tail is not None:
+            overlaps |= {BLOCK_OVERLAP}
         self.gives = frozenset(overlaps | ({SECONDS} if self.costs else set()))
         self._survival = np.cumprod(trace.accept.astype(float), axis=2)  # [T, arms, depth] P(N >= depth + 1)
         self._drafted = trace.drafted.astype(np.int64)
@@ -59,9 +61,14 @@ class ReplayEnvironment:
         emitted = np.minimum(accepted + 1, self._remaining[position])
         drafted = self._drafted[position, arms]
         overlap = every_arm = seconds = None
-        if OVERLAP in self._needs and self.trace.overlap is not None:
+        if self._needs & {OVERLAP, BLOCK_OVERLAP} and self.trace.overlap is not None:
             overlap = self.trace.overlap[position, arms].astype(float)
-            overlap[np.arange(self.max_draft) >= emitted[:, None]] = np.nan  # only verified positions were seen
+            depth = np.arange(self.max_draft)
+            overlap[depth >= emitted[:, None]] = np.nan  # only verified positions were seen
+            if BLOCK_OVERLAP in self._needs and self.trace.block_tail is not None:
+                tail = self.trace.block_tail[position, arms, np.minimum(accepted, self.max_draft - 1)].astype(float)
+                past = (depth > accepted[:, None]) & (depth < drafted[:, None]) & (emitted > accepted)[:, None]
+                overlap = np.where(past, tail[:, None], overlap)  # its mean at each: their sum is what counts
         if self.costs is not None:
             seconds = self.costs.seconds(arms, drafted, position - self._current[rows, arms])
         self._current[rows, arms] = position + emitted
