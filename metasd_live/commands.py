@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.progress import Progress, TaskID
 
-from metasd_sim import console
+from metasd_sim import console, traces
 from metasd_sim.errors import InputError
 from metasd_sim.files import check_free, write_atomically
 from metasd_sim.policies import make_policy
@@ -19,13 +20,14 @@ from metasd_sim.simulate import parse_carry_over
 from metasd_sim.traces import Trace
 
 from .decode import Generation, generate
-from .drafters import Arm, build_arms, parse_arm
+from .drafters import Arm, ArmSpec, build_arms, longest_draft, parse_arm
 from .drafters.ngram import NgramSettings, train_ngram, write_ngram
 from .outputs import Output, generate_outputs, read_outputs, to_lines
 from .prompts import Prompt, read_prompts
-from .record import Recorder, record
+from .record import Recorder, calibrated, record
 from .target import Target, load_target
-from .train import cut, output_sequences, text_sequences
+from .train import CausalSettings, cut, output_sequences, text_sequences, train_causal, write_causal
+from .verify import Rule
 
 
 def _check_free(*paths: str | None, force: bool) -> None:
@@ -44,24 +46,38 @@ def _target(arguments: argparse.Namespace) -> Target:
     return load_target(arguments.target, arguments.dtype, arguments.device)
 
 
-def run_train_ngram(arguments: argparse.Namespace) -> None:
-    _check_free(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
-    settings = NgramSettings(arguments.max_context, arguments.min_context, arguments.min_share)
-    sources = [name for name in ("text", "prompts", "outputs") if getattr(arguments, name)]
-    if len(sources) != 1:
-        raise InputError(f"train ngram: expected one of --text, --prompts, --outputs; found {len(sources)} of them")
-    if arguments.text and (arguments.category or arguments.save_outputs):
-        raise InputError("train ngram: expected no --category and no --save-outputs with --text, found one")
-    target = _target(arguments)
+def _rule(arguments: argparse.Namespace) -> Rule:
+    return Rule(arguments.verification or ("rejection" if arguments.temperature else "greedy"), arguments.temperature)
+
+
+def _sequences(arguments: argparse.Namespace, target: Target, prompt_tokens: int | None) -> list[list[int]]:
+    """Training text: a file, or the target's outputs, kept or generated, after `prompt_tokens` of their prompts."""
     if arguments.text:
         sequences = text_sequences(arguments.text, target)
     else:
-        outputs = _outputs(arguments, target)
-        sequences = output_sequences(outputs, arguments.category, settings.max_context, arguments.seed)
-    sequences = cut(sequences, arguments.tokens)
+        sequences = output_sequences(_outputs(arguments, target), arguments.category, prompt_tokens, arguments.seed)
+    return cut(sequences, arguments.tokens)
+
+
+def _check_source(arguments: argparse.Namespace) -> str:
+    """The one source of training text."""
+    sources = [name for name in ("text", "prompts", "outputs") if getattr(arguments, name)]
+    if len(sources) != 1:
+        raise InputError(f"train: expected one of --text, --prompts, --outputs; found {len(sources)} of them")
+    if arguments.text and (arguments.category or arguments.save_outputs):
+        raise InputError("train: expected no --category and no --save-outputs with --text, found one")
+    return sources[0]
+
+
+def run_train_ngram(arguments: argparse.Namespace) -> None:
+    _check_free(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
+    settings = NgramSettings(arguments.max_context, arguments.min_context, arguments.min_share)
+    source = _check_source(arguments)
+    target = _target(arguments)
+    sequences = _sequences(arguments, target, settings.max_context)
     model = train_ngram(sequences, target.tokenizer_hash, settings)
     trained = sum(map(len, sequences))
-    provenance = {"target": target.name, "weights": target.weights, "source": sources[0], "tokens": trained}
+    provenance = {"target": target.name, "weights": target.weights, "source": source, "tokens": trained}
     provenance |= {"categories": sorted(arguments.category), "seed": arguments.seed}
     write_ngram(replace(model, provenance=provenance), arguments.out, arguments.force)
     contexts = {str(k): len(tokens) for k, (_, tokens) in model.tables.items()}
@@ -76,6 +92,33 @@ def run_train_ngram(arguments: argparse.Namespace) -> None:
     console.table(
         "n-gram drafter", columns, [[arguments.out, trained, *contexts.values(), result["bytes"]]], arguments.quiet
     )
+
+
+def run_train_causal(arguments: argparse.Namespace) -> None:
+    _check_free(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
+    settings = CausalSettings(
+        **{field.name: getattr(arguments, field.name) for field in fields(CausalSettings)},
+    )
+    _check_source(arguments)
+    target = _target(arguments)
+    sequences = _sequences(arguments, target, None)
+    with console.progress(arguments.quiet) as display:
+        task = display.add_task("epochs", total=settings.epochs)
+        training = train_causal(sequences, target, settings, arguments.seed, lambda: display.advance(task))
+    write_causal(training, target.tokenizer_hash, arguments.out, arguments.force)
+    columns = ["epoch", "training loss", "held-out loss", "held-out argmax hits"]
+    result = {
+        "out": arguments.out,
+        "tokens": sum(map(len, sequences)),
+        "parameters": sum(p.numel() for p in training.model.parameters()),
+        "vocabulary": len(training.known),
+        "settings": asdict(settings),
+        "curve": [dict(zip(columns, row, strict=True)) for row in training.curve],
+    }
+    console.write_json(result, arguments.json, arguments.force)
+    title = f"{arguments.out}: {result['parameters']:,} parameters, {result['tokens']:,} tokens of text"
+    rows = [[e, f"{a:.3f}", f"{b:.3f}", f"{hits:.1%}"] for e, a, b, hits in training.curve]
+    console.table(title, columns, rows, arguments.quiet)
 
 
 def _outputs(arguments: argparse.Namespace, target: Target) -> list[Output]:
@@ -100,24 +143,25 @@ def _outputs(arguments: argparse.Namespace, target: Target) -> list[Output]:
 
 def run_record(arguments: argparse.Namespace) -> None:
     _check_free(arguments.out, arguments.json, force=arguments.force)
+    rule = _rule(arguments)
     specs = [parse_arm(text) for text in arguments.drafter]
     prompts = _prompts(arguments, shuffle=arguments.shuffle)
-    calibration = []
-    if arguments.calibrate:
-        calibration = _prompts(arguments, split="calibrate", limit=arguments.calibrate, shuffle=arguments.seed)
+    calibration = _calibration(arguments)
     target = _target(arguments)
     arms = build_arms(specs, target, arguments.draft_length)
     recorder = Recorder(
         target,
         arms,
         arguments.max_new_tokens,
+        rule,
         not arguments.no_chat_template,
         arguments.seed,
         arguments.overlap_dtype,
+        arguments.blocks,
     )
     with console.progress(arguments.quiet) as display:
         texts = display.add_task("prompts", total=len(prompts))
-        rounds = display.add_task("calibration rounds", total=arguments.repetitions * (recorder.max_draft + 1))
+        rounds = _calibration_rounds(display, arms, arguments)
         trace = record(
             recorder,
             prompts,
@@ -128,9 +172,65 @@ def run_record(arguments: argparse.Namespace) -> None:
             lambda: display.advance(texts),
             lambda: display.advance(rounds),
         )
+    _report_trace(trace, arguments)
+
+
+def run_calibrate(arguments: argparse.Namespace) -> None:
+    _check_free(arguments.out, arguments.json, force=arguments.force)
+    trace = traces.read(arguments.trace)
+    calibration = _calibration(arguments)
+    target = _target(arguments)
+    if target.tokenizer_hash != trace.provenance.get("tokenizer"):
+        raise InputError(f"{arguments.trace}: expected a trace of this target's tokenizer, found another; give its own")
+    specs = [ArmSpec(name, parse_arm(text).drafter) for name, text in zip(trace.arms, trace.drafters, strict=True)]
+    arms = build_arms(specs, target, trace.max_draft)
+    recorder = Recorder(
+        target,
+        arms,
+        trace.max_new_tokens,
+        Rule(trace.verification, trace.provenance["temperature"]),
+        trace.provenance["chat_template"],
+        arguments.seed,
+    )
+    with console.progress(arguments.quiet) as display:
+        rounds = _calibration_rounds(display, arms, arguments)
+        trace = calibrated(trace, recorder, calibration, arguments.repetitions, lambda: display.advance(rounds))
+    traces.write(trace, arguments.out, arguments.force)
+    _report_trace(trace, arguments)
+
+
+def _calibration(arguments: argparse.Namespace) -> list[Prompt]:
+    """Prompts to measure costs on."""
+    if not arguments.calibrate:
+        return []
+    return _prompts(arguments, split="calibrate", limit=arguments.calibrate, shuffle=arguments.seed)
+
+
+def _calibration_rounds(display: Progress, arms: Sequence[Arm], arguments: argparse.Namespace) -> TaskID:
+    timed = arguments.repetitions * (longest_draft(arms) + 1 + len(arms)) if arguments.calibrate else 0
+    return display.add_task("calibration rounds", total=timed)
+
+
+def _report_trace(trace: Trace, arguments: argparse.Namespace) -> None:
+    """What `record` and `calibrate` print and write."""
     summary = _summary(trace)
     console.write_json({"out": arguments.out, **summary}, arguments.json, arguments.force)
-    _show_summary(trace, summary, arguments.quiet)
+    by_category = summary["mean_accepted_by_category"]
+    rows = [
+        [arm, drafter, *(f"{means[a]:.2f}" for means in (summary["mean_accepted"], *by_category.values()))]
+        for a, (arm, drafter) in enumerate(zip(trace.arms, trace.drafters, strict=True))
+    ]
+    title = f"accepted tokens of a round, mean over {len(trace.tokens)} positions of {len(trace.queries)} texts"
+    console.table(title, ["arm", "drafter", "all", *by_category], rows, arguments.quiet)
+    if trace.costs is not None and trace.costs.fit is not None:
+        milliseconds = [
+            [arm, f"{fit['rounds']:.0f}", *(f"{1e3 * fit[key]:.1f}" for key in ("measured", "predicted", "rms"))]
+            for arm, fit in trace.costs.fit.items()
+        ]
+        title = "cost model against live rounds of arms at random, milliseconds a round"
+        console.table(
+            title, ["arm", "rounds", "measured", "predicted", "rms difference"], milliseconds, arguments.quiet
+        )
 
 
 def _summary(trace: Trace) -> dict[str, Any]:
@@ -149,20 +249,9 @@ def _summary(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _show_summary(trace: Trace, summary: dict[str, Any], quiet: bool) -> None:
-    by_category = summary["mean_accepted_by_category"]
-    rows = [
-        [arm, drafter, *(f"{means[a]:.2f}" for means in (summary["mean_accepted"], *by_category.values()))]
-        for a, (arm, drafter) in enumerate(zip(trace.arms, trace.drafters, strict=True))
-    ]
-    title = f"accepted tokens of a round, mean over {len(trace.tokens)} positions of {len(trace.queries)} texts"
-    console.table(title, ["arm", "drafter", "all", *by_category], rows, quiet)
-
-
 def run_generate(arguments: argparse.Namespace) -> None:
     _check_free(arguments.json, force=arguments.force)
-    if arguments.temperature != 0:
-        raise InputError(f"temperature: expected 0, which is greedy decoding, found {arguments.temperature:g}")
+    rule = _rule(arguments)
     parse_carry_over(arguments.carry_over)
     specs = [parse_arm(text) for text in arguments.drafter]
     if (arguments.prompt is None) == (not arguments.prompts):
@@ -184,6 +273,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
             prompts,
             policy,
             arguments.max_new_tokens,
+            rule,
             arguments.carry_over,
             arguments.seed,
             not arguments.no_chat_template,

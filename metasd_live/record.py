@@ -1,11 +1,11 @@
-"""Recording: the target's greedy texts with every drafter's acceptance on them."""
+"""Recording: the target's texts with every drafter's acceptance on them."""
 
 from __future__ import annotations
 
 import platform
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -13,18 +13,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from metasd_sim import traces
 from metasd_sim.errors import InputError
 from metasd_sim.files import check_free
+from metasd_sim.rounds import FloatArray
 from metasd_sim.traces import Query, Trace
 
 from .calibrate import REPETITIONS, measure_costs
 from .decode import draft_tokens
-from .drafters import Arm, longest_draft
+from .drafters import Arm, Draft, longest_draft
+from .drafters.base import LawStream
 from .files import file_hash
+from .model import ModelState
 from .prompts import Prompt
 from .target import Target
+from .verify import Rule, TextRule, overlaps
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,15 @@ class Recorder:
     target: Target
     arms: Sequence[Arm]
     max_new_tokens: int
+    rule: Rule = field(default_factory=Rule)
     chat_template: bool = True
     seed: int = 0
     overlap_dtype: str = "float16"
+    blocks: bool = False  # also overlaps past a rejection, for block divergence; a target pass per place and arm
+
+    def __post_init__(self) -> None:
+        if self.blocks and self.rule.verification == "gumbel":
+            raise InputError("blocks: expected greedy or rejection verification, found gumbel; record without --blocks")
 
     @property
     def max_draft(self) -> int:
@@ -51,8 +62,9 @@ class Recorder:
             "drafter_files": {file: file_hash(Path(file)) for arm in self.arms for file in arm.files},
             "tokenizer": target.tokenizer_hash,
             "chat_template": self.chat_template,
-            "temperature": 0.0,
+            "temperature": self.rule.temperature,
             "processors": [],
+            "blocks": self.blocks,
             "seed": self.seed,
             "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine(),
             "dtype": str(target.dtype).removeprefix("torch."),
@@ -65,62 +77,144 @@ class Recorder:
         self.target.check_length(len(ids), self.max_new_tokens)
         return ids
 
-    def record(self, prompt: Prompt) -> Trace:
-        """The trace of one prompt."""
+    def record(self, query: int, prompt: Prompt) -> Trace:
+        """The trace of one prompt, the `query`-th of the recording, which gives it its randomness."""
         ids = self.encode(prompt)
         return Trace(
             arms=tuple(arm.name for arm in self.arms),
             drafters=tuple(map(str, self.arms)),
             queries=(Query(prompt.id, prompt.category, prompt.sha256, len(ids)),),
-            verification="greedy",
+            verification=self.rule.verification,
             max_new_tokens=self.max_new_tokens,
             provenance=self.provenance,
-            **self._decode(ids),
+            **self._decode(query, ids),
         )
 
-    def _decode(self, prompt: list[int]) -> dict[str, Any]:
-        """Plain decoding; at every position each arm drafts, and its draft is followed while the text agrees."""
+    def _decode(self, query: int, prompt: list[int]) -> dict[str, Any]:
+        """Plain decoding; at every position each arm drafts, and its draft is followed while the text agrees.
+
+        Drafters with a law do not depend on where a round starts: one pass over the finished text tells all.
+        """
         shape = (self.max_new_tokens, len(self.arms), self.max_draft)
-        accept = np.zeros(shape, dtype=np.uint8)
+        accept = np.zeros(shape, dtype=np.float32)
         overlap = np.full(shape, np.nan, dtype=np.float32)
         drafted = np.zeros(shape[:2], dtype=np.uint8)
-        log_p = np.zeros(self.max_new_tokens, dtype=np.float32)
+        rule = self.rule.open(np.random.SeedSequence((self.seed, query)), self.max_new_tokens)
         state = self.target.prefill(prompt)
-        streams = [arm.drafter.open() for arm in self.arms]
+        streams = [arm.drafter.open(prompt) for arm in self.arms]
+        with_law = {a: stream for a, stream in enumerate(streams) if isinstance(stream, LawStream)}
         context = list(prompt)
-        open_drafts: list[tuple[int, int, list[int]]] = []  # start, arm, tokens: accepted so far
-        for t in range(self.max_new_tokens):
+        laws = []  # of the target at each position, where a drafter with a law needs them
+        log_p = []
+        drafts: dict[tuple[int, int], list[int]] = {}  # (start, arm) of the point masses
+        followed: list[tuple[int, int]] = []  # drafts that the text has not contradicted
+        ended = False
+        while not ended:
+            t = len(context) - len(prompt)
+            left = self.max_new_tokens - t
             for a, (arm, stream) in enumerate(zip(self.arms, streams, strict=True)):
-                limit = min(arm.length, self.max_new_tokens - t)
-                tokens = draft_tokens(stream, context, limit, self.target.eos)
-                drafted[t, a] = len(tokens)
-                if tokens:
-                    open_drafts.append((t, a, tokens))
+                drafted[t, a] = limit = min(arm.length, left)
+                if a not in with_law:
+                    tokens = draft_tokens(stream, context, limit, rule, t, self.target.eos).tokens
+                    drafted[t, a] = len(tokens)
+                    if tokens:
+                        drafts[t, a] = tokens
+                        followed.append((t, a))
             logits = self.target.forward(state, context[-1:])
-            token = int(logits[-1].argmax())
-            proposed = [tokens[t - start] for start, _, tokens in open_drafts]
-            p, *overlaps = logits[-1].softmax(dim=-1)[[token, *proposed]].tolist()
-            log_p[t] = np.log(p)
-            for (start, a, tokens), value in zip(open_drafts, overlaps, strict=True):
+            verdict = rule.verify(logits, Draft(), t, self.target.eos, left)
+            (token,), ended = verdict.emitted, verdict.ended
+            law = rule.laws(logits)[0]
+            if with_law:
+                laws.append(law)
+            proposed = [drafts[start, a][t - start] for start, a in followed]
+            p, *overlaps_here = law[[token, *proposed]].tolist()
+            log_p.append(np.log(p))
+            for (start, a), drafted_token, value in zip(followed, proposed, overlaps_here, strict=True):
                 overlap[start, a, t - start] = value
-                accept[start, a, t - start] = tokens[t - start] == token
-            open_drafts = [
-                (start, a, tokens)
-                for start, a, tokens in open_drafts
-                if tokens[t - start] == token and t - start + 1 < len(tokens)
+                accept[start, a, t - start] = drafted_token == token
+            followed = [
+                (start, a)
+                for (start, a), drafted_token in zip(followed, proposed, strict=True)
+                if drafted_token == token and t - start + 1 < drafted[start, a]
             ]
             context.append(token)
-            if token in self.target.eos:
-                break
-        length = len(context) - len(prompt)
-        return {
-            "tokens": np.array(context[len(prompt) :], dtype=np.int32),
-            "offsets": np.array([0, length], dtype=np.int64),
-            "accept": accept[:length],
-            "drafted": drafted[:length],
-            "overlap": overlap[:length].astype(self.overlap_dtype),
-            "log_p": log_p[:length],
+        text = context[len(prompt) :]
+        own = {a: stream.logits(context, len(text)) for a, stream in with_law.items()}
+        for a, logits in own.items():
+            p, depths = torch.stack(laws), self.arms[a].length
+            accept[: len(text), a, :depths] = _by_depth(rule.accept_given_text(p, logits, text), depths, 0.0)
+            overlap[: len(text), a, :depths] = _by_depth(overlaps(p, rule.laws(logits), text), depths, np.nan)
+        bits = self.rule.verification != "rejection" or not with_law
+        columns = {
+            "tokens": np.array(text, dtype=np.int32),
+            "offsets": np.array([0, len(text)], dtype=np.int64),
+            "accept": accept[: len(text)].astype(np.uint8 if bits else np.float32),
+            "drafted": drafted[: len(text)],
+            "overlap": overlap[: len(text)].astype(self.overlap_dtype),
+            "log_p": np.array(log_p, dtype=np.float32),
         }
+        if self.blocks:
+            rng = np.random.default_rng((self.seed, query, 1))
+            branches = _Branches(self, prompt, text, rule, state, with_law, rng)
+            columns["block_tail"] = branches.tails(laws, own, drafts, drafted).astype(self.overlap_dtype)
+        return columns
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """What arms would have drafted past a first rejection: given the text, one branch for each place of it."""
+
+    recorder: Recorder
+    prompt: list[int]
+    text: list[int]
+    rule: TextRule
+    state: ModelState  # of the target, which has read all of the text but its last token
+    with_law: dict[int, LawStream]
+    rng: np.random.Generator
+
+    def tails(
+        self,
+        laws: Sequence[torch.Tensor],
+        own: dict[int, torch.Tensor],
+        drafts: dict[tuple[int, int], list[int]],
+        drafted: NDArray[np.uint8],
+    ) -> FloatArray:
+        """[T, arms, depth] mean overlap of the depths past one that is the first to be rejected; NaN where none is."""
+        recorder = self.recorder
+        tails = np.full((len(self.text), len(recorder.arms), recorder.max_draft), np.nan)
+        for s in reversed(range(len(self.text))):  # backwards, so that the target only ever forgets
+            for a, stream in self.with_law.items():
+                wrong = self.rule.rejected(laws[s], own[a][s], self.text[s], self.rng.random())
+                more = min(recorder.arms[a].length, recorder.max_new_tokens - s) - 1
+                if wrong is None or not more:
+                    continue
+                context = [*self.prompt, *self.text[:s], wrong]
+                values = self._overlaps(wrong, stream.draft(context, more, self.rule, s + 1))
+                for j in range(min(recorder.arms[a].length, s + 1)):
+                    past = int(drafted[s - j, a]) - 1 - j
+                    if past > 0:
+                        tails[s - j, a, j] = values[:past].mean()
+            for j in range(min(recorder.max_draft, s + 1)):
+                for a in range(len(recorder.arms)):
+                    tokens = drafts.get((s - j, a), [])
+                    if j < len(tokens) - 1 and tokens[:j] == self.text[s - j : s] and tokens[j] != self.text[s]:
+                        tails[s - j, a, j] = self._overlaps(tokens[j], Draft(tokens[j + 1 :])).mean()
+            if s:
+                recorder.target.rollback(self.state, 1)
+        return tails
+
+    def _overlaps(self, wrong: int, draft: Draft) -> FloatArray:
+        """Of each drafted token after the text so far and the `wrong` one."""
+        target = self.recorder.target
+        logits = target.forward(self.state, [wrong, *draft.tokens[:-1]])
+        target.rollback(self.state, len(draft.tokens))
+        return overlaps(self.rule.laws(logits), draft.laws, draft.tokens).double().cpu().numpy()
+
+
+def _by_depth(values: torch.Tensor, depths: int, beyond: float) -> FloatArray:
+    """values [T] at text positions -> [T, depths] seen from each start, `beyond` past the text's end."""
+    padded = np.append(values.double().cpu().numpy(), np.full(depths - 1, beyond))
+    return np.lib.stride_tricks.sliding_window_view(padded, depths)
 
 
 def record(
@@ -141,25 +235,42 @@ def record(
     check_free(out, force)
     if not prompts:
         raise InputError("prompts: expected at least one, found none")
-    encoded = [recorder.encode(prompt) for prompt in (*prompts, *calibration)]  # refuses what does not fit, first
+    for prompt in (*prompts, *calibration):
+        recorder.encode(prompt)  # refuses what does not fit before the work begins
     shards = out.with_name(out.name + ".shards")
     shards.mkdir(exist_ok=True)
     parts = []
     for number, prompt in enumerate(prompts):
-        parts.append(_shard(recorder, prompt, shards / f"{number:05d}.safetensors", force))
+        parts.append(_shard(recorder, number, prompt, shards / f"{number:05d}.safetensors", force))
         on_text()
     trace = traces.merge(parts)
     if calibration:
-        seed, contexts = recorder.seed, encoded[len(prompts) :]
-        costs = measure_costs(recorder.target, recorder.arms, contexts, repetitions, seed, on_calibration)
-        settings = {"prompts": [prompt.id for prompt in calibration], "repetitions": repetitions}
-        trace = replace(trace, costs=costs, provenance=trace.provenance | {"calibration": settings})
+        trace = calibrated(trace, recorder, calibration, repetitions, on_calibration)
     traces.write(trace, out, force)
     shutil.rmtree(shards)
     return trace
 
 
-def _shard(recorder: Recorder, prompt: Prompt, path: Path, force: bool) -> Trace:
+def calibrated(
+    trace: Trace,
+    recorder: Recorder,
+    prompts: Sequence[Prompt],
+    repetitions: int = REPETITIONS,
+    on_round: Callable[[], None] = lambda: None,
+) -> Trace:
+    """The trace with a cost model measured here, on texts that follow `prompts`."""
+    encoded = [recorder.encode(prompt) for prompt in prompts]
+    costs = measure_costs(recorder.target, recorder.arms, encoded, recorder.rule, repetitions, recorder.seed, on_round)
+    settings = {
+        "prompts": [prompt.id for prompt in prompts],
+        "repetitions": repetitions,
+        "device": recorder.provenance["device"],
+        "threads": recorder.provenance["threads"],
+    }
+    return replace(trace, costs=costs, provenance=trace.provenance | {"calibration": settings})
+
+
+def _shard(recorder: Recorder, query: int, prompt: Prompt, path: Path, force: bool) -> Trace:
     """The prompt's trace: from its shard if there is one, which `force` discards where the settings differ."""
     if path.exists():
         try:
@@ -167,7 +278,7 @@ def _shard(recorder: Recorder, prompt: Prompt, path: Path, force: bool) -> Trace
         except InputError:
             if not force:
                 raise
-    trace = recorder.record(prompt)
+    trace = recorder.record(query, prompt)
     traces.write(trace, path, force)
     return trace
 

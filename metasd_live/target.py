@@ -1,11 +1,10 @@
-"""The target model: one forward pass over new tokens, and a cache that rolls back."""
+"""The target model: a causal model with its tokenizer, and how to find it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +16,21 @@ from metasd_sim.errors import InputError
 
 from . import compat
 from .files import file_hash
+from .model import CausalModel
 from .packaged import SMOLLM2, packaged_smollm2
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass
-class TargetState:
-    """What the target remembers of one row."""
-
-    cache: Any
-    length: int = 0  # tokens cached
-
-
-class Target:
-    """A causal language model with its tokenizer, on one device, in one dtype."""
+class Target(CausalModel):
+    """The model whose law is decoded, with its tokenizer."""
 
     def __init__(self, model: Any, tokenizer: Any, name: str, weights: dict[str, str] | None = None) -> None:
-        compat.check_version()
-        compat.check_rollback(model, name)
-        self.model = model.eval()
+        super().__init__(model, name)
         self.tokenizer = tokenizer
-        self.name = name
         self.weights = weights or {}  # file name -> sha256
-        self.device: torch.device = model.device
-        self.dtype: torch.dtype = model.dtype
-        self.max_length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.eos = _eos(model)
         self.tokenizer_hash = tokenizer_hash(tokenizer)
-        self._names = compat.forward_names(model)
 
     def encode(self, text: str, chat_template: bool = True) -> list[int]:
         """Token ids of a prompt, as one user's turn of a chat or as it stands."""
@@ -65,46 +50,6 @@ class Target:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
-
-    def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
-        if self.max_length is not None and prompt_tokens + max_new_tokens > self.max_length:
-            raise InputError(
-                f"{self.name}: expected prompt and new tokens to fit {self.max_length} positions, "
-                f"found {prompt_tokens} and {max_new_tokens}; shorten the prompt or lower --max-new-tokens"
-            )
-
-    @torch.inference_mode()
-    def prefill(self, ids: Sequence[int]) -> TargetState:
-        """Caches all but the last token, which the first round reads, so that it emits the first new token."""
-        state = TargetState(compat.new_cache())
-        if len(ids) > 1:
-            self._pass(state, ids[:-1], logits_to_keep=1)
-        return state
-
-    @torch.inference_mode()
-    def forward(self, state: TargetState, ids: Sequence[int]) -> torch.Tensor:
-        """Logits that follow each of `ids`, which are cached: [len(ids), vocab], float32."""
-        return self._pass(state, ids, logits_to_keep=0).float()
-
-    def rollback(self, state: TargetState, tokens: int) -> None:
-        """Forgets the last `tokens` cached tokens."""
-        if not 0 <= tokens <= state.length:
-            raise ValueError(f"rollback: expected 0..{state.length} tokens, found {tokens}")
-        compat.crop(state.cache, tokens)
-        state.length -= tokens
-
-    def synchronize(self) -> None:
-        """Waits for the device, so that a clock read next to it is right."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _pass(self, state: TargetState, ids: Sequence[int], logits_to_keep: int) -> torch.Tensor:
-        arguments = {self._names["cache"]: state.cache, "use_cache": True}
-        if "logits_to_keep" in self._names:
-            arguments[self._names["logits_to_keep"]] = logits_to_keep
-        logits: torch.Tensor = self.model(torch.tensor([list(ids)], device=self.device), **arguments).logits[0]
-        state.length += len(ids)
-        return logits
 
 
 def _eos(model: Any) -> frozenset[int]:

@@ -1,9 +1,30 @@
-"""Verification: which drafted tokens stand, and what the round emits."""
+"""Verification: how tokens are chosen, which drafted ones stand, and what a round emits.
+
+Three rules, all lossless: given any history each emitted token has the target's law `p = softmax(logits / T)`
+(greedy: its argmax), whatever was drafted.
+
+- greedy: a draft stands while it is the argmax.
+- rejection: `y ~ q` stands with probability `min(1, p(y) / q(y))`; the first rejected one is replaced by a token of
+  `norm(max(0, p - q))`, and a block without a rejection adds a bonus token of `p` (Leviathan et al. 2023, Chen et al.
+  2023). A deterministic draft is a point mass: it stands with probability `p(y)`, else a token of `p` without `y`.
+- gumbel: target and drafter take the argmax of log-probability plus the same Gumbel noise, one vector per position; a
+  draft stands while they agree. The text depends on the seed alone (Daliri et al. 2024, arXiv 2408.07978).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from metasd_sim.errors import InputError
+
+from .drafters.base import Draft
+
+RULES = ("greedy", "rejection", "gumbel")
 
 
 @dataclass(frozen=True)
@@ -13,21 +34,224 @@ class Verdict:
     ended: bool  # the text is complete
 
 
-def clip(draft: Sequence[int], eos: Collection[int], limit: int) -> list[int]:
-    """The draft up to its first end of sequence, included, and to the `limit` tokens that the text has left."""
-    tokens = list(draft[:limit])
-    return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in eos), tokens)
+def acceptance(p: torch.Tensor, q: torch.Tensor | None, tokens: Sequence[int]) -> torch.Tensor:
+    """`min(1, p_j(y_j) / q_j(y_j))`, or `p_j(y_j)` of point masses (q None); p, q [n, vocab], tokens [n] -> [n]."""
+    chosen = torch.tensor(list(tokens), dtype=torch.int64, device=p.device)[:, None]
+    ours = p.gather(1, chosen)[:, 0]
+    if q is None:
+        return ours
+    theirs = q.gather(1, chosen)[:, 0]
+    return torch.where(theirs > 0, (ours / theirs).clamp(max=1.0), 0.0)
 
 
-def verify_greedy(draft: Sequence[int], argmax: Sequence[int], eos: Collection[int], limit: int) -> Verdict:
-    """Accepts while `draft[j] == argmax[j]`; `argmax` has one token more than the clipped draft.
+def residual(p: torch.Tensor, q: torch.Tensor | None, token: int) -> torch.Tensor:
+    """Law of the token that replaces the rejected `token`: `norm(max(0, p - q))`; p without it for a point mass.
 
-    The block ends at an end of sequence and at the `limit`: a draft that reaches either emits no further token.
+    p, q [vocab]. Where nothing is left of `p - q` the laws agree to rounding, and `p` is as good.
     """
-    accepted = 0
-    while accepted < len(draft) and draft[accepted] == argmax[accepted]:
-        accepted += 1
-    emitted = list(argmax[: accepted + 1])
-    if accepted and (accepted == limit or draft[accepted - 1] in eos):
-        emitted.pop()
+    if q is None:
+        rest = p.clone()
+        rest[token] = 0.0
+    else:
+        rest = (p - q).clamp(min=0.0)
+    total = rest.sum()
+    return rest / total if total > 0 else p
+
+
+def overlaps(p: torch.Tensor, q: torch.Tensor | None, tokens: Sequence[int]) -> torch.Tensor:
+    """`1 - d_TV(p_j, q_j) = sum_x min(p_j(x), q_j(x))`, `p_j(y_j)` of point masses; [n, vocab] -> [n]."""
+    # the sum of a law may pass 1 by rounding
+    return acceptance(p, None, tokens) if q is None else torch.minimum(p, q).sum(dim=-1).clamp(max=1.0)
+
+
+def sample(law: torch.Tensor, uniform: float) -> int:
+    """The token at which the cumulative law [vocab] passes `uniform` in [0, 1)."""
+    cumulative = law.double().cumsum(dim=0)
+    below_all = torch.nextafter(cumulative[-1], cumulative.new_zeros(()))
+    return int(torch.searchsorted(cumulative, torch.minimum(uniform * cumulative[-1], below_all), right=True))
+
+
+def clip(draft: Draft, eos: Collection[int], limit: int) -> Draft:
+    """The draft up to the `limit` tokens that the text has left; a point mass also up to its first end of sequence.
+
+    A sampled draft goes on past one, so that how much is drafted does not depend on what was drawn.
+    """
+    tokens = draft.tokens[:limit]
+    if draft.laws is not None:
+        return Draft(tokens, draft.laws[:limit])
+    return Draft(next((tokens[: i + 1] for i, token in enumerate(tokens) if token in eos), tokens))
+
+
+def settle(
+    stands: Sequence[bool], draft: Sequence[int], own: Callable[[int], int], eos: Collection[int], limit: int
+) -> Verdict:
+    """Keeps the drafts before the first that does not stand, and adds the target's `own(accepted)`.
+
+    A block that reaches the `limit` or an end of sequence with an accepted draft emits no further token.
+    """
+    emitted: list[int] = []
+    for token, stood in zip(draft, stands, strict=True):
+        if not stood:
+            break
+        emitted.append(token)
+        if token in eos or len(emitted) == limit:
+            return Verdict(len(emitted), emitted, True)
+    accepted = len(emitted)
+    emitted.append(own(accepted))
     return Verdict(accepted, emitted, len(emitted) == limit or emitted[-1] in eos)
+
+
+class TextRule(Protocol):
+    """The rule for one text; positions count its new tokens from 0."""
+
+    def laws(self, logits: torch.Tensor) -> torch.Tensor:
+        """Probabilities of the same shape, for overlaps."""
+
+    def draft(self, logits: torch.Tensor, position: int) -> int:
+        """A drafter's token at `position` from its logits [vocab]."""
+
+    def verify(self, logits: torch.Tensor, draft: Draft, position: int, eos: Collection[int], limit: int) -> Verdict:
+        """logits [len(draft) + 1, vocab] of the target from `position` on."""
+
+    def accept_given_text(self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        """P(a drafter's token is accepted | the text has `tokens[j]` there and its prefix was accepted); [n].
+
+        p [n, vocab]: the target's laws at positions 0..n-1; drafter [n, vocab]: the drafter's logits there.
+        """
+
+    def rejected(self, p: torch.Tensor, drafter: torch.Tensor, token: int, uniform: float) -> int | None:
+        """A drafter's token given that it was rejected where the text has `token`, or None; laws and logits [vocab]."""
+
+
+class GreedyText:
+    """Overlaps come from the softmax at temperature 1, acceptance from the argmax."""
+
+    def laws(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.softmax(dim=-1)
+
+    def draft(self, logits: torch.Tensor, position: int) -> int:
+        return int(logits.argmax())
+
+    def verify(self, logits: torch.Tensor, draft: Draft, position: int, eos: Collection[int], limit: int) -> Verdict:
+        return _agree(logits.argmax(dim=-1).tolist(), draft.tokens, eos, limit)
+
+    def accept_given_text(self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        return _same(drafter.argmax(dim=-1), tokens)
+
+    def rejected(self, p: torch.Tensor, drafter: torch.Tensor, token: int, uniform: float) -> int | None:
+        choice = int(drafter.argmax())
+        return None if choice == token else choice
+
+
+class RejectionText:
+    """Uniforms belong to positions, so a round without a draft uses what plain decoding would use.
+
+    Drafts are sampled from a stream of their own: a draft beyond a rejection must not foretell a later one.
+    """
+
+    def __init__(self, temperature: float, seed: np.random.SeedSequence, tokens: int) -> None:
+        ours, drafters = (np.random.default_rng(child) for child in seed.spawn(2))
+        self.temperature = temperature
+        self.accept, self.emit = ours.random((2, tokens)).tolist()
+        self.drafts = drafters
+
+    def laws(self, logits: torch.Tensor) -> torch.Tensor:
+        return tempered(logits, self.temperature).softmax(dim=-1)
+
+    def draft(self, logits: torch.Tensor, position: int) -> int:
+        return sample(self.laws(logits), self.drafts.random())
+
+    def verify(self, logits: torch.Tensor, draft: Draft, position: int, eos: Collection[int], limit: int) -> Verdict:
+        p = self.laws(logits)
+        chances = acceptance(p[:-1], draft.laws, draft.tokens).tolist()
+        stands = [self.accept[position + j] < chance for j, chance in enumerate(chances)]
+
+        def own(accepted: int) -> int:
+            law = p[accepted]
+            if accepted < len(draft.tokens):
+                q = None if draft.laws is None else draft.laws[accepted]
+                law = residual(law, q, draft.tokens[accepted])
+            return sample(law, self.emit[position + accepted])
+
+        return settle(stands, draft.tokens, own, eos, limit)
+
+    def accept_given_text(self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        # drafted, accepted and emitted has probability min(p, q); emitted has p
+        return acceptance(self.laws(drafter), p, tokens)
+
+    def rejected(self, p: torch.Tensor, drafter: torch.Tensor, token: int, uniform: float) -> int | None:
+        rest = (self.laws(drafter) - p).clamp(min=0.0)  # rejected and y has probability max(0, q(y) - p(y))
+        return sample(rest, uniform) if rest.sum() > 0 else None
+
+
+class GumbelText:
+    """The noise of a position is the same for target and drafters, and for every run with this seed."""
+
+    def __init__(self, temperature: float, seed: np.random.SeedSequence) -> None:
+        self.temperature = temperature
+        self.key = seed.generate_state(1, np.uint64)[0]
+
+    def noise(self, position: int, vocabulary: int) -> torch.Tensor:
+        """[vocab] standard Gumbel noise."""
+        rng = np.random.Generator(np.random.Philox(key=np.array([self.key, position], dtype=np.uint64)))
+        return torch.from_numpy(rng.gumbel(size=vocabulary))
+
+    def laws(self, logits: torch.Tensor) -> torch.Tensor:
+        return tempered(logits, self.temperature).softmax(dim=-1)
+
+    def draft(self, logits: torch.Tensor, position: int) -> int:
+        return int(self._choices(logits[None], position)[0])
+
+    def _choices(self, logits: torch.Tensor, position: int) -> torch.Tensor:
+        noise = torch.stack([self.noise(position + j, logits.shape[-1]) for j in range(len(logits))])
+        return (tempered(logits, self.temperature) + noise.to(logits.device)).argmax(dim=-1)
+
+    def verify(self, logits: torch.Tensor, draft: Draft, position: int, eos: Collection[int], limit: int) -> Verdict:
+        return _agree(self._choices(logits, position).tolist(), draft.tokens, eos, limit)
+
+    def accept_given_text(self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        return _same(self._choices(drafter, 0), tokens)
+
+    def rejected(self, p: torch.Tensor, drafter: torch.Tensor, token: int, uniform: float) -> int | None:
+        raise InputError("blocks: expected greedy or rejection verification, found gumbel; record without --blocks")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`verification` is greedy (at temperature 0), rejection or gumbel."""
+
+    verification: str = "greedy"
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.verification not in RULES:
+            raise InputError(f"verification: expected one of {', '.join(RULES)}; found {self.verification!r}")
+        if not (np.isfinite(self.temperature) and self.temperature >= 0):
+            raise InputError(f"temperature: expected a finite number, 0 or larger; found {self.temperature}")
+        if (self.verification == "greedy") != (self.temperature == 0):
+            raise InputError(
+                f"temperature: expected 0 with greedy verification and more with the others, "
+                f"found {self.temperature} with {self.verification}"
+            )
+
+    def open(self, seed: np.random.SeedSequence, tokens: int) -> TextRule:
+        """The rule for a text of up to `tokens` new tokens."""
+        if self.verification == "greedy":
+            return GreedyText()
+        if self.verification == "rejection":
+            return RejectionText(self.temperature, seed, tokens)
+        return GumbelText(self.temperature, seed)
+
+
+def tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Logits over temperature, shifted so that the largest is 0: no overflow however small the temperature is."""
+    return (logits - logits.max(dim=-1, keepdim=True).values) / temperature
+
+
+def _agree(choices: Sequence[int], draft: Sequence[int], eos: Collection[int], limit: int) -> Verdict:
+    stands = [token == choice for token, choice in zip(draft, choices, strict=False)]
+    return settle(stands, draft, lambda accepted: choices[accepted], eos, limit)
+
+
+def _same(choices: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    return (choices == torch.tensor(list(tokens), device=choices.device)).float()

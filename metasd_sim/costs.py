@@ -22,6 +22,7 @@ class CostModel:
     catch_up: FloatArray  # [arms] per missed token
     overhead: float  # per round
     plain: float  # per token of plain decoding with the same target code
+    fit: dict[str, dict[str, float]] | None = None  # of each arm: rounds, mean measured, mean predicted, rms difference
 
     def __post_init__(self) -> None:
         for name in ("draft", "verify", "catch_up", "overhead", "plain"):
@@ -70,14 +71,14 @@ class CostModel:
             "catch_up": self.catch_up.tolist(),
             "overhead": self.overhead,
             "plain": self.plain,
+            "fit": self.fit,
         }
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> CostModel:
+        names = ("draft", "verify", "catch_up", "overhead", "plain")
         try:
-            columns: dict[str, Any] = {name: np.asarray(record[name], dtype=float) for name in cls.__dataclass_fields__}
-            return cls(**columns)
-        except InputError:
-            raise
+            columns: dict[str, Any] = {name: np.asarray(record[name], dtype=float) for name in names}
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"costs: expected {', '.join(cls.__dataclass_fields__)}; found {record!r}") from error
+            raise InputError(f"costs: expected numbers for {', '.join(names)}; found {record!r}") from error
+        return cls(**columns, fit=record.get("fit"))

@@ -34,9 +34,10 @@ _TENSORS: dict[str, tuple[str, str]] = {
     "drafted": ("TA", "ui"),
     "overlap": ("TAD", "f"),
     "log_p": ("T", "f"),
+    "block_tail": ("TAD", "f"),
 }
 _REQUIRED = ("tokens", "offsets", "accept", "drafted")
-_PROBABILITIES = ("accept", "overlap")
+_PROBABILITIES = ("accept", "overlap", "block_tail")
 _NO_NAN = ("accept", "log_p")
 
 
@@ -69,6 +70,7 @@ class Trace:
     drafted: NDArray[np.integer[Any]]  # [T, A] tokens drafted, given an accepted prefix
     overlap: NDArray[Any] | None = None  # [T, A, D] NaN where unknown
     log_p: NDArray[Any] | None = None  # [T] of the emitted tokens
+    block_tail: NDArray[Any] | None = None  # [T, A, D] mean overlap past a first rejection at this depth, or NaN
     costs: CostModel | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
 

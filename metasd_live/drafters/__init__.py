@@ -1,6 +1,7 @@
 """Drafters by name.
 
-SPEC = lookup | ngram:FILE | none | chain(SPEC,SPEC,...), each with an optional draft length: lookup@5
+SPEC = lookup | ngram:FILE | model:DIR | layers:K | none | chain(SPEC,SPEC,...), each with an optional draft length:
+lookup@5
 ARM  = SPEC | NAME=SPEC
 """
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from metasd_sim.errors import InputError
 
 from .base import Draft, Drafter, DraftStream
+from .causal import load_causal, skip_layers
 from .chain import Chain
 from .lookup import PromptLookup
 from .ngram import Ngram, read_ngram
@@ -55,7 +57,7 @@ class DrafterSpec:
 
     def files(self) -> list[str]:
         """Files that this drafter reads."""
-        own = [self.argument] if self.argument else []
+        own = [self.argument] if self.kind == "ngram" else []
         return own + [file for part in self.parts for file in part.files()]
 
 
@@ -98,17 +100,29 @@ def _ngram(spec: DrafterSpec, target: Target) -> Drafter:
 
 
 def _chain(spec: DrafterSpec, target: Target) -> Drafter:
-    return Chain([(part.build(target), part.length) for part in spec.parts], spec.text)
+    parts = [(part.build(target), part.length) for part in spec.parts]
+    sampled = [drafter.name for drafter, _ in parts if not drafter.point_mass]
+    if sampled:
+        raise InputError(f"drafter: expected a chain of drafters without a model, found {', '.join(sampled)} in one")
+    return Chain(parts, spec.text)
+
+
+def _layers(spec: DrafterSpec, target: Target) -> Drafter:
+    if not spec.argument.isdecimal():
+        raise InputError(f"drafter: expected layers:K with a number of layers, found {spec.text!r}")
+    return skip_layers(int(spec.argument), spec.text, target)
 
 
 DRAFTERS: dict[str, Callable[[DrafterSpec, Target], Drafter]] = {
     "lookup": _plain(PromptLookup),
     "ngram": _ngram,
+    "model": lambda spec, target: load_causal(spec.argument, spec.text, target),
+    "layers": _layers,
     "none": _plain(NoDraft),
     "chain": _chain,
 }
-_ARGUMENT = {"lookup": False, "ngram": True, "none": False}  # whether :ARGUMENT follows
-_KNOWN = "lookup, ngram:FILE, none, chain(SPEC,SPEC,...)"
+_ARGUMENT = {"lookup": False, "ngram": True, "model": True, "layers": True, "none": False}  # whether :ARGUMENT follows
+_KNOWN = "lookup, ngram:FILE, model:DIR, layers:K, none, chain(SPEC,SPEC,...)"
 
 
 def parse_arm(text: str) -> ArmSpec:

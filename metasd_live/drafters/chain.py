@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .base import Draft, Drafter, DraftStream
+
+if TYPE_CHECKING:
+    from ..verify import TextRule
 
 
 class Chain:
@@ -18,17 +22,17 @@ class Chain:
     def point_mass(self) -> bool:
         return all(drafter.point_mass for drafter, _ in self.parts)
 
-    def open(self) -> ChainStream:
-        return ChainStream([(drafter.open(), length) for drafter, length in self.parts])
+    def open(self, prompt: Sequence[int]) -> ChainStream:
+        return ChainStream([(drafter.open(prompt), length) for drafter, length in self.parts])
 
 
 class ChainStream:
     def __init__(self, parts: Sequence[tuple[DraftStream, int | None]]) -> None:
         self.parts = parts
 
-    def draft(self, context: Sequence[int], limit: int) -> Draft:
+    def draft(self, context: Sequence[int], limit: int, rule: TextRule, position: int) -> Draft:
         for stream, length in self.parts:
-            draft = stream.draft(context, limit if length is None else min(limit, length))
+            draft = stream.draft(context, limit if length is None else min(limit, length), rule, position)
             if draft.tokens:
                 return draft
         return Draft()

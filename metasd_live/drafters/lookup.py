@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .base import Draft
+
+if TYPE_CHECKING:
+    from ..verify import TextRule
 
 LONGEST = 3
 
@@ -16,7 +20,7 @@ class PromptLookup:
     name = "lookup"
     point_mass = True
 
-    def open(self) -> LookupStream:
+    def open(self, prompt: Sequence[int]) -> LookupStream:
         return LookupStream()
 
 
@@ -27,7 +31,7 @@ class LookupStream:
         self.indexed = 1  # n-grams that end before this position are in the index
         self.ends: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last occurrence
 
-    def draft(self, context: Sequence[int], limit: int) -> Draft:
+    def draft(self, context: Sequence[int], limit: int, rule: TextRule, position: int) -> Draft:
         if len(context) < self.indexed:
             self.indexed, self.ends = 1, {}  # an earlier context: start again
         for end in range(self.indexed, len(context)):  # the suffix itself stays out: nothing follows it yet

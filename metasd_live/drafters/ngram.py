@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors
@@ -19,6 +19,9 @@ from metasd_sim.errors import InputError
 from metasd_sim.files import write_atomically
 
 from .base import Draft
+
+if TYPE_CHECKING:
+    from ..verify import TextRule
 
 SCHEMA = 1
 _HEADER = "metasd-ngram"
@@ -99,10 +102,10 @@ class Ngram:
         }
         self.longest = max(self.next)
 
-    def open(self) -> Ngram:
+    def open(self, prompt: Sequence[int]) -> Ngram:
         return self
 
-    def draft(self, context: Sequence[int], limit: int) -> Draft:
+    def draft(self, context: Sequence[int], limit: int, rule: TextRule, position: int) -> Draft:
         text = list(context[-self.longest :])
         tokens: list[int] = []
         while len(tokens) < limit and (token := self._propose(text)) is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from ..costs import CostModel
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
 from ..traces import Trace
-from .base import OVERLAP, SECONDS, Context, FixedArms
+from .base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, Context, FixedArms
 
 
 class ReplayEnvironment:
@@ -30,9 +30,10 @@ class ReplayEnvironment:
         self.drafters = trace.drafters
         self.queries, self.tokens = len(trace.queries), len(trace.tokens)
         self.costs = costs or trace.costs
-        self.gives = frozenset(
-            ({OVERLAP} if trace.overlap is not None else set()) | ({SECONDS} if self.costs else set())
-        )
+        overlaps = set() if trace.overlap is None else {OVERLAP, EVERY_ARM}
+        if overlaps and trace.block_tail is not None:
+            overlaps |= {BLOCK_OVERLAP}
+        self.gives = frozenset(overlaps | ({SECONDS} if self.costs else set()))
         self._survival = np.cumprod(trace.accept.astype(float), axis=2)  # [T, arms, depth] P(N >= depth + 1)
         self._drafted = trace.drafted.astype(np.int64)
         self._remaining = trace.remaining()
@@ -40,7 +41,7 @@ class ReplayEnvironment:
 
     def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
         self.done: BoolArray = np.zeros(rows, dtype=bool)
-        self._rng, self._rows, self._with_overlap = rng, rows, OVERLAP in needs
+        self._rng, self._rows, self._needs = rng, rows, needs
         self._position = np.zeros(rows, dtype=np.int64)
         self._current = np.zeros((rows, len(self.arms)), dtype=np.int64)  # position up to which each arm is current
 
@@ -59,15 +60,38 @@ class ReplayEnvironment:
         accepted = np.count_nonzero(uniform < self._survival[position, arms], axis=1)
         emitted = np.minimum(accepted + 1, self._remaining[position])
         drafted = self._drafted[position, arms]
-        overlap = seconds = None
-        if self._with_overlap and self.trace.overlap is not None:
+        overlap = every_arm = seconds = None
+        if self._needs & {OVERLAP, BLOCK_OVERLAP} and self.trace.overlap is not None:
             overlap = self.trace.overlap[position, arms].astype(float)
-            overlap[np.arange(self.max_draft) >= emitted[:, None]] = np.nan  # only verified positions were seen
+            depth = np.arange(self.max_draft)
+            overlap[depth >= emitted[:, None]] = np.nan  # only verified positions were seen
+            if BLOCK_OVERLAP in self._needs and self.trace.block_tail is not None:
+                tail = self.trace.block_tail[position, arms, np.minimum(accepted, self.max_draft - 1)].astype(float)
+                past = (depth > accepted[:, None]) & (depth < drafted[:, None]) & (emitted > accepted)[:, None]
+                overlap = np.where(past, tail[:, None], overlap)  # its mean at each: their sum is what counts
         if self.costs is not None:
             seconds = self.costs.seconds(arms, drafted, position - self._current[rows, arms])
-        self._position[rows] = self._current[rows, arms] = position + emitted
+        self._current[rows, arms] = position + emitted
+        if EVERY_ARM in self._needs and self.trace.overlap is not None:
+            every_arm = self._score_arms(position, emitted)
+            if seconds is not None and self.costs is not None:  # each drafter reads the emitted tokens
+                seconds += (position + emitted - self._current[rows].T).T @ self.costs.catch_up
+            self._current[rows] = (position + emitted)[:, None]
+        self._position[rows] = position + emitted
         self.done[rows] = position + emitted >= self.tokens
-        return Rounds(arms, drafted, accepted, emitted, self.max_draft, seconds, overlap)
+        return Rounds(arms, drafted, accepted, emitted, self.max_draft, seconds, overlap, every_arm)
+
+    def _score_arms(self, position: IntArray, emitted: IntArray) -> FloatArray:
+        """[n, arms, max_draft + 1], NaN past the emitted tokens."""
+        offset = np.arange(self.max_draft + 1)
+        at = np.minimum(position[:, None] + offset, self.tokens - 1)
+        return np.where((offset < emitted[:, None])[:, None, :], self._first_overlap[at].transpose(0, 2, 1), np.nan)
+
+    @cached_property
+    def _first_overlap(self) -> FloatArray:
+        """Overlap of each arm's own first token at each position, 0 where it has none; [T, arms]."""
+        assert self.trace.overlap is not None
+        return np.nan_to_num(self.trace.overlap[:, :, 0].astype(float))
 
     @cached_property
     def visits(self) -> FloatArray:

@@ -12,7 +12,7 @@ from .. import acceptance
 from ..costs import CostModel
 from ..errors import InputError
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
-from .base import BLOCK_OVERLAP, OVERLAP, SECONDS, Context, FixedArms
+from .base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, Context, FixedArms
 
 OVERLAPS = ("beta", "bernoulli", "constant")
 _ATOMS = 1024
@@ -76,7 +76,7 @@ class StationaryEnvironment:
             shape = [len(self.arms), self.max_draft + 1]
             raise InputError(f"costs: expected draft of shape {shape}, found {list(costs.draft.shape)}")
         self.overlaps, self.concentration, self.costs = overlaps, concentration, costs
-        self.gives = frozenset({OVERLAP, BLOCK_OVERLAP} | ({SECONDS} if costs else set()))
+        self.gives = frozenset({OVERLAP, BLOCK_OVERLAP, EVERY_ARM} | ({SECONDS} if costs else set()))
         drafted = np.arange(1, self.max_draft + 1) <= self.draft_lengths[:, None]  # [arms, max_draft]
         self._drafted = drafted
         with np.errstate(divide="ignore"):
@@ -88,8 +88,8 @@ class StationaryEnvironment:
     def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
         self.done: BoolArray = np.zeros(rows, dtype=bool)
         self._rng, self._rows = rng, rows
-        self._with_overlaps = bool(needs & {OVERLAP, BLOCK_OVERLAP})
-        self._all_positions = BLOCK_OVERLAP in needs
+        self._needs = needs
+        self._with_overlaps = bool(needs & {OVERLAP, BLOCK_OVERLAP, EVERY_ARM})
         self._fresh = np.ones(rows, dtype=bool)
         self._position = np.zeros(rows, dtype=np.int64)
         self._current = np.zeros((rows, len(self.arms)), dtype=np.int64)  # position up to which each arm is current
@@ -104,15 +104,24 @@ class StationaryEnvironment:
     def step(self, rows: IntArray, arms: IntArray) -> Rounds:
         # draws for the whole batch: a row's luck does not depend on which others still run
         drafted = self.draft_lengths[arms]
-        overlap = None
+        overlap = every_arm = None
         if self._with_overlaps:
             uniform = self._rng.random(self._rows)[rows, None]
-            overlap = self._draw_overlaps(rows, arms)
-            accepted = np.count_nonzero(uniform < np.cumprod(overlap, axis=1), axis=1)
+            if EVERY_ARM in self._needs:
+                every_arm = self._draw_overlaps(rows, np.arange(len(self.arms))[None, :], self.max_draft + 1)
+                overlap = every_arm[np.arange(len(rows)), arms, : self.max_draft].copy()
+            else:
+                overlap = self._draw_overlaps(rows, arms[:, None], self.max_draft)[:, 0]
             hidden = ~self._drafted[arms]
-            if not self._all_positions:
+            overlap[hidden] = 0.0
+            accepted = np.count_nonzero(uniform < np.cumprod(overlap, axis=1), axis=1)
+            if BLOCK_OVERLAP not in self._needs:
                 hidden |= np.arange(self.max_draft) > accepted[:, None]
             overlap[hidden] = np.nan
+            if every_arm is not None:
+                every_arm[np.arange(self.max_draft + 1) > np.broadcast_to(accepted[:, None, None], every_arm.shape)] = (
+                    np.nan
+                )
         else:
             # P(E / -ln alpha >= k) = alpha^k for a standard exponential E
             exponential = self._rng.standard_exponential(self._rows)[rows]
@@ -123,20 +132,18 @@ class StationaryEnvironment:
             seconds = self.costs.seconds(arms, drafted, self._position[rows] - self._current[rows, arms])
             self._position[rows] += emitted
             self._current[rows, arms] = self._position[rows]
-        return Rounds(arms, drafted, accepted, emitted, self.max_draft, seconds, overlap)
+        return Rounds(arms, drafted, accepted, emitted, self.max_draft, seconds, overlap, every_arm)
 
-    def _draw_overlaps(self, rows: IntArray, arms: IntArray) -> FloatArray:
-        """[n, max_draft], 0 past the arm's draft length."""
-        alpha = self.alphas[arms, None]
+    def _draw_overlaps(self, rows: IntArray, arms: IntArray, positions: int) -> FloatArray:
+        """arms [n, k] (or [1, k] for all rows) -> [n, k, positions]."""
+        shape = (self._rows, arms.shape[1], positions)
+        alpha = np.broadcast_to(self.alphas[arms][:, :, None], (len(rows), *shape[1:]))
         if self.overlaps == "constant":
-            overlap = np.broadcast_to(alpha, (len(rows), self.max_draft))
-        else:
-            uniform = self._rng.random((self._rows, self.max_draft))[rows]
-            if self.overlaps == "bernoulli":
-                overlap = (uniform < alpha).astype(float)
-            else:
-                overlap = self._atoms[arms[:, None], (uniform * _ATOMS).astype(np.int64)]
-        return np.where(self._drafted[arms], overlap, 0.0)
+            return alpha.copy()
+        uniform = self._rng.random(shape)[rows]
+        if self.overlaps == "bernoulli":
+            return (uniform < alpha).astype(float)
+        return self._atoms[arms[:, :, None], (uniform * _ATOMS).astype(np.int64)]
 
     def tokens_per_round(self) -> FloatArray:
         """g_i of each arm; [arms]."""

@@ -9,6 +9,7 @@ from ..errors import InputError
 from ..rewards import REWARDS, make_reward
 from .base import IndexPolicy, Policy, argmax_random
 from .fixed import FixedArm, RandomArm
+from .full_information import Hedge
 from .kl_ucb import KLUCBTrials
 from .thompson import ThompsonTrials
 from .ucb import MetaSDUCB
@@ -17,6 +18,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "metasd-ucb": MetaSDUCB,
     "kl-ucb-trials": KLUCBTrials,
     "thompson-trials": ThompsonTrials,
+    "hedge": Hedge,
     "random": RandomArm,
     "fixed": FixedArm,
 }
@@ -81,6 +83,7 @@ def policy_specs(spec: str, arms: Sequence[str], gives: frozenset[str], reward: 
 __all__ = [
     "POLICIES",
     "FixedArm",
+    "Hedge",
     "IndexPolicy",
     "KLUCBTrials",
     "MetaSDUCB",

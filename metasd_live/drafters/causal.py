@@ -1,0 +1,174 @@
+"""Drafters with a model: another causal language model, or the first layers of the target."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import safetensors
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from metasd_sim.errors import InputError
+
+from ..model import CausalModel
+from .base import Draft
+
+if TYPE_CHECKING:
+    from ..target import Target
+    from ..verify import TextRule
+
+VOCABULARY = "metasd_vocabulary.safetensors"  # target ids of a reduced vocabulary's tokens, in its order
+UNSEEN = -1e4  # logit of target tokens that the drafter does not know: probability 0 in every float type
+
+
+class CausalDrafter:
+    """A causal model of the target's tokenizer.
+
+    With a reduced vocabulary its token `i` is the target's `known[i]`; one more id, the last, stands for all others.
+    """
+
+    point_mass = False
+
+    def __init__(self, model: CausalModel, name: str, vocab_size: int, known: Sequence[int] | None = None) -> None:
+        self.model, self.name, self.vocab_size = model, name, vocab_size
+        size = vocab_size if known is None else len(known) + 1
+        if model.vocab_size != size:
+            raise InputError(
+                f"{name}: expected a vocabulary of {size} tokens, found {model.vocab_size}; "
+                f"drafters with another vocabulary than the target's are not supported"
+            )
+        self.known = self.to_own = None
+        if known is not None:
+            self.known = torch.tensor(list(known), device=model.device)
+            own = np.full(vocab_size, len(known))
+            own[list(known)] = np.arange(len(known))
+            self.to_own = own.tolist()
+
+    def open(self, prompt: Sequence[int]) -> CausalStream:
+        stream = CausalStream(self)
+        stream.prefill(prompt)
+        return stream
+
+
+class CausalStream:
+    """Reads what it has missed of the context, after forgetting what the context contradicts."""
+
+    def __init__(self, drafter: CausalDrafter) -> None:
+        self.drafter = drafter
+        self.read: list[int] = []  # tokens in the cache
+        self.state = drafter.model.prefill([])
+
+    def prefill(self, prompt: Sequence[int]) -> None:
+        self.state = self.drafter.model.prefill(self._own(prompt))
+        self.read = list(prompt[:-1])
+
+    def draft(self, context: Sequence[int], limit: int, rule: TextRule, position: int) -> Draft:
+        if not limit:
+            return Draft()
+        tokens: list[int] = []
+        laws = []
+        logits = self._catch_up(context, 1)
+        while True:
+            laws.append(rule.laws(logits[-1]))
+            tokens.append(rule.draft(logits[-1], position + len(tokens)))
+            if len(tokens) == limit:
+                return Draft(tokens, torch.stack(laws))
+            logits = self._forward(tokens[-1:])
+
+    def logits(self, context: Sequence[int], count: int) -> torch.Tensor:
+        return self._catch_up(context[:-1], count)
+
+    def _catch_up(self, context: Sequence[int], count: int) -> torch.Tensor:
+        """Logits after each of the last `count` tokens of `context`."""
+        agreed = min(len(self.read), len(context) - count)
+        if self.read[:agreed] != list(context[:agreed]):
+            agreed = next(i for i, (a, b) in enumerate(zip(self.read, context, strict=False)) if a != b)
+        self.drafter.model.rollback(self.state, len(self.read) - agreed)
+        del self.read[agreed:]
+        return self._forward(context[agreed:], count)
+
+    def _forward(self, tokens: Sequence[int], count: int = 1) -> torch.Tensor:
+        self.read.extend(tokens)
+        logits = self.drafter.model.forward(self.state, self._own(tokens), keep=count)
+        known = self.drafter.known
+        if known is None:
+            return logits
+        wide = logits.new_full((len(logits), self.drafter.vocab_size), UNSEEN)
+        wide[:, known] = logits[:, :-1]
+        return wide
+
+    def _own(self, tokens: Sequence[int]) -> list[int]:
+        to_own = self.drafter.to_own
+        return list(tokens) if to_own is None else [to_own[token] for token in tokens]
+
+
+def load_causal(folder: str, name: str, target: Target) -> CausalDrafter:
+    """`model:DIR`: a model of transformers, with a reduced vocabulary if `metasd-live train causal` wrote it."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=target.dtype).to(target.device)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"drafter: expected a causal language model in {folder}, found none ({reason})") from error
+    known = None
+    vocabulary = Path(folder) / VOCABULARY
+    if vocabulary.is_file():
+        with safetensors.safe_open(vocabulary, framework="numpy") as file:
+            known = file.get_tensor("known").tolist()
+            if (file.metadata() or {}).get("tokenizer") != target.tokenizer_hash:
+                raise InputError(
+                    f"{name}: expected a drafter trained for the target's tokenizer, found another; "
+                    f"train one with metasd-live train causal --target {target.name}"
+                )
+    elif (Path(folder) / "tokenizer_config.json").is_file():
+        _check_tokens(AutoTokenizer.from_pretrained(folder), target.tokenizer, name)
+    return CausalDrafter(CausalModel(model, name), name, target.vocab_size, known)
+
+
+def _check_tokens(own: Any, target: Any, name: str) -> None:
+    """Refuses a drafter whose token ids mean other tokens, naming the first."""
+    ours, theirs = ({i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in (own, target))
+    for i in sorted(ours.keys() | theirs.keys()):
+        if ours.get(i) != theirs.get(i):
+            raise InputError(
+                f"{name}: expected the target's tokens, found {ours.get(i)!r} as token {i} where the target has "
+                f"{theirs.get(i)!r}; drafters with another vocabulary are not supported"
+            )
+
+
+def skip_layers(layers: int, name: str, target: Target) -> CausalDrafter:
+    """`layers:K`: the target's first K layers, its norm and its head, sharing the target's weights."""
+    config = target.model.config.get_text_config()
+    if not 1 <= layers < config.num_hidden_layers:
+        raise InputError(
+            f"drafter: expected layers:K with K in 1..{config.num_hidden_layers - 1} for this target, found {name}"
+        )
+    body_name, layers_name = _layer_list(target.model, target.name)
+    model, body = _shallow_copy(target.model), _shallow_copy(getattr(target.model, body_name))
+    setattr(body, layers_name, nn.ModuleList(list(getattr(body, layers_name))[:layers]))
+    setattr(model, body_name, body)
+    model.config = body.config = copy.deepcopy(config)
+    model.config.num_hidden_layers = layers
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = model.config.layer_types[:layers]
+    return CausalDrafter(CausalModel(model, name), name, target.vocab_size)
+
+
+def _shallow_copy(module: Any) -> Any:
+    """A module that shares everything with the original, but whose children may be replaced."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    return twin
+
+
+def _layer_list(model: Any, name: str) -> tuple[str, str]:
+    """Where a model of transformers keeps its layers: attribute of the body, attribute of the list within it."""
+    for body_name in ("model", "transformer", "gpt_neox"):
+        for layers_name in ("layers", "h"):
+            if isinstance(getattr(getattr(model, body_name, None), layers_name, None), nn.ModuleList):
+                return body_name, layers_name
+    raise InputError(f"drafter: expected a target whose layers can be skipped, found {name}; leave layers:K out")
