@@ -110,7 +110,7 @@ class Trace:
                 refuse(key, f"of {' or '.join(sorted({_KINDS[k] for k in kinds}))}", value.dtype)
             if key in _NO_NAN and value.dtype.kind == "f" and np.isnan(value).any():
                 refuse(key, "without NaN", "NaN")
-            if key in _PROBABILITIES and value.size and (np.nanmin(value) < 0 or np.nanmax(value) > 1):
+            if key in _PROBABILITIES and np.any((value < 0) | (value > 1)):  # NaN is neither
                 refuse(key, "in [0, 1]", f"{np.nanmin(value)}..{np.nanmax(value)}")
         if self.verification not in VERIFICATIONS:
             refuse("verification", f"to be one of {', '.join(VERIFICATIONS)}", repr(self.verification))

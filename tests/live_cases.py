@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from metasd_live.drafters import Arm, Draft, build_arms, parse_arm
 from metasd_live.target import Target
+from metasd_live.verify import GreedyText
 
 torch.set_num_threads(1)  # the models are too small to share
 
@@ -87,10 +88,10 @@ class Oracle:
     name: str = "oracle"
     point_mass: bool = True
 
-    def open(self):
+    def open(self, prompt):
         return self
 
-    def draft(self, context, limit):
+    def draft(self, context, limit, rule, position):
         prompt = next(p for p in self.texts if tuple(context[: len(p)]) == p)
         rng = np.random.default_rng([self.seed, len(context)])  # a function of the context
         rest = self.texts[prompt][len(context) - len(prompt) :]
@@ -103,6 +104,11 @@ def oracle_arms(target, prompts, max_new_tokens, length=5):
     """Drafters that are always right, often right, and always wrong."""
     texts = {tuple(p): reference_text(target, p, max_new_tokens) for p in prompts}
     return [Arm(f"oracle-{wrong}", Oracle(texts, wrong), length) for wrong in (0.0, 0.3, 1.0)]
+
+
+def draft(drafter, context, limit=8):
+    """The tokens that a drafter without a law proposes after `context`."""
+    return drafter.open(context).draft(context, limit, GreedyText(), 0).tokens
 
 
 def arms_of(target, *specs, draft_length=5):

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasd_live.decode import LiveEnvironment, generate
-from metasd_live.drafters import Arm
+from metasd_live.drafters import Arm, Draft
 from metasd_live.drafters.ngram import Ngram, NgramSettings, train_ngram
 from metasd_live.prompts import Prompt
 from metasd_live.target import Target
-from metasd_sim.environments.base import OVERLAP, SECONDS, TRUTH, Environment
+from metasd_sim.environments.base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, TRUTH, Environment
 from metasd_sim.policies import FixedArm, make_policy
 from metasd_sim.simulate import simulate
 from tests import test_sim_environments as conformance
@@ -27,6 +27,9 @@ from tests.live_cases import (
     tiny_prompts,
     tiny_target,
     tiny_tokenizer,
+)
+from tests.live_cases import (
+    draft as draft_of,
 )
 from tests.sim_cases import EnvironmentCase, refuses
 
@@ -161,7 +164,7 @@ def test_overlaps_are_the_probabilities_of_the_drafted_tokens():
         start = text.prompt_tokens
         for i in range(len(rounds)):
             context = text.context[:start]
-            draft = arms[rounds.arm[i]].drafter.draft(context, rounds.drafted[i]).tokens
+            draft = draft_of(arms[rounds.arm[i]].drafter, context, rounds.drafted[i])
             logits = target.model(torch.tensor([context + draft])).logits[0, len(context) - 1 :]
             p = logits.softmax(-1).detach().numpy()
             verified = min(rounds.emitted[i], rounds.drafted[i])
@@ -175,14 +178,13 @@ def test_only_what_is_needed_is_given():
     target = tiny_target()
     environment, history = play(target, arms_of(target, "lookup"), "random")
     assert isinstance(environment, Environment)
-    assert environment.gives == {OVERLAP, SECONDS}
+    assert environment.gives == {OVERLAP, BLOCK_OVERLAP, EVERY_ARM, SECONDS}
     assert history.rounds.overlap is None
     assert (history.rounds.seconds > 0).all()
     for text in environment.texts[0]:
         for played in text.rounds:
             phases = played.draft_seconds + played.verify_seconds + played.commit_seconds
             assert played.seconds == pytest.approx(phases)
-            assert played.overlap == ()
     looks_ahead = FixedArm(0)
     looks_ahead.needs = frozenset({TRUTH})
     with refuses("truth"):
@@ -219,11 +221,11 @@ def test_a_drafter_cannot_write_past_its_limits():
         name = "too long"
         point_mass = True
 
-        def open(self):
+        def open(self, prompt):
             return self
 
-        def draft(self, context, limit):
-            return type("Draft", (), {"tokens": [1] * (limit + 9)})()
+        def draft(self, context, limit, rule, position):
+            return Draft([1] * (limit + 9))
 
     target = tiny_target()
     environment, history = play(target, [Arm("long", TooLong(), 3)], "fixed:0")

@@ -15,14 +15,12 @@ from metasd_live.drafters.chain import Chain
 from metasd_live.drafters.lookup import PromptLookup
 from metasd_live.drafters.ngram import Ngram, NgramSettings, read_ngram, train_ngram, write_ngram
 from metasd_live.drafters.none import NoDraft
+from metasd_live.verify import GreedyText
+from tests.live_cases import draft
 from tests.sim_cases import refuses
 
 TARGET = SimpleNamespace(tokenizer_hash="a" * 64, name="tiny")
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
-
-
-def draft(drafter, context, limit=8):
-    return drafter.open().draft(context, limit).tokens
 
 
 def slow_lookup(context, limit):
@@ -42,12 +40,12 @@ def test_lookup_equals_a_slow_search(context, limit):
 
 @given(texts, st.lists(st.integers(1, 6), max_size=12))
 def test_lookup_that_sat_out_rounds_catches_up(context, jumps):
-    stream = PromptLookup().open()
+    stream = PromptLookup().open([])
     end = 1
     for jump in [0, *jumps, 0]:
         end = min(end + jump, len(context))
-        assert stream.draft(context[:end], 5).tokens == slow_lookup(context[:end], 5)
-    assert stream.draft(context[:1], 5).tokens == []  # an earlier context starts again
+        assert stream.draft(context[:end], 5, GreedyText(), 0).tokens == slow_lookup(context[:end], 5)
+    assert stream.draft(context[:1], 5, GreedyText(), 0).tokens == []  # an earlier context starts again
 
 
 def test_lookup_by_hand():
@@ -158,10 +156,10 @@ class Fixed:
     def __init__(self, *tokens):
         self.tokens = list(tokens)
 
-    def open(self):
+    def open(self, prompt):
         return self
 
-    def draft(self, context, limit):
+    def draft(self, context, limit, rule, position):
         return Draft(self.tokens[:limit])
 
 

@@ -38,7 +38,7 @@ def test_outputs_are_kept(tmp_path):
 
 
 def test_sequences_of_outputs():
-    sequences = output_sequences(OUTPUTS, [], max_context=2)
+    sequences = output_sequences(OUTPUTS, [], prompt_tokens=2)
     assert sorted(sequences) == [[2, 3, 4, 5], [6, 7, 8, 9], [10]]  # each after the end of its prompt
     assert sorted(output_sequences(OUTPUTS, ["a"], 2)) == [[2, 3, 4, 5], [10]]
     orders = {str(output_sequences(OUTPUTS, [], 2, seed)) for seed in range(20)}

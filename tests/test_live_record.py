@@ -16,6 +16,7 @@ from metasd_sim.environments import ReplayEnvironment
 from metasd_sim.policies import make_policy
 from metasd_sim.simulate import simulate
 from tests.live_cases import arms_of, oracle_arms, reference_text, tiny_target
+from tests.live_cases import draft as draft_of
 from tests.sim_cases import refuses
 
 LIMIT = 30
@@ -93,7 +94,7 @@ def test_a_trace_holds_the_plain_text_and_its_probabilities(tmp_path):
         for t in range(len(text)):
             for a, arm in enumerate(recorder.arms):
                 limit = min(arm.length, LIMIT - t)
-                draft = arm.drafter.open().draft(ids + text[:t], limit).tokens[:limit] if limit else []
+                draft = draft_of(arm.drafter, ids + text[:t], limit)[:limit] if limit else []
                 draft = draft[: next((i + 1 for i, token in enumerate(draft) if token in target.eos), len(draft))]
                 assert trace.drafted[start + t, a] == len(draft)
                 rest = text[t:]
@@ -148,7 +149,9 @@ def test_an_interrupted_recording_resumes(tmp_path, monkeypatch):
     assert not out.exists()
     recorded = []
     plain = Recorder.record
-    monkeypatch.setattr(Recorder, "record", lambda self, prompt: recorded.append(prompt.id) or plain(self, prompt))
+    monkeypatch.setattr(
+        Recorder, "record", lambda self, n, prompt: recorded.append(prompt.id) or plain(self, n, prompt)
+    )
     assert same_trace(record(a_recorder(target), PROMPTS, out), whole)
     assert recorded == ["p3", "p4"]
     assert same_trace(traces.read(out), whole)
@@ -206,10 +209,10 @@ class Slow:
     name = "slow"
     point_mass = True
 
-    def open(self):
+    def open(self, prompt):
         return self
 
-    def draft(self, context, limit):
+    def draft(self, context, limit, rule, position):
         import time
 
         from metasd_live.drafters import Draft
@@ -227,7 +230,9 @@ def test_costs_go_into_the_trace(tmp_path):
     assert traces.read(out).costs.to_json() == trace.costs.to_json()
     assert trace.costs.draft.shape == (6, trace.max_draft + 1)
     assert len(counted) >= 2 * (trace.max_draft + 1)
-    assert trace.provenance["calibration"] == {"prompts": ["p0", "p1"], "repetitions": 2}
+    assert trace.provenance["calibration"]["prompts"] == ["p0", "p1"]
+    assert trace.provenance["calibration"]["repetitions"] == 2
+    assert set(trace.costs.fit) <= set(trace.arms)
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_the_recording(tmp_path):

@@ -4,9 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasd_live.verify import Verdict, clip, verify_greedy
+from metasd_live.drafters import Draft
+from metasd_live.verify import Verdict, clip, settle
 
 EOS = frozenset({0})
+
+
+def verify_greedy(draft, argmax, eos, limit):
+    stands = [token == choice for token, choice in zip(draft, argmax, strict=False)]
+    return settle(stands, draft, lambda accepted: argmax[accepted], eos, limit)
+
+
+def clipped(tokens, eos, limit):
+    return clip(Draft(tokens), eos, limit).tokens
 
 
 @pytest.mark.parametrize(
@@ -30,15 +40,15 @@ def test_by_hand(draft, argmax, limit, expected):
 
 
 def test_drafts_are_clipped():
-    assert clip([5, 0, 6, 0], EOS, 9) == [5, 0]
-    assert clip([5, 6, 7], EOS, 2) == [5, 6]
-    assert clip([5, 6, 0], frozenset(), 9) == [5, 6, 0]
-    assert clip([], EOS, 3) == []
+    assert clipped([5, 0, 6, 0], EOS, 9) == [5, 0]
+    assert clipped([5, 6, 7], EOS, 2) == [5, 6]
+    assert clipped([5, 6, 0], frozenset(), 9) == [5, 6, 0]
+    assert clipped([], EOS, 3) == []
 
 
 @given(st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 2), min_size=7, max_size=7), st.integers(1, 6))
 def test_equals_decoding_one_token_at_a_time(draft, argmax, limit):
-    draft = clip(draft, EOS, limit)
+    draft = clipped(draft, EOS, limit)
     emitted, accepted = [], 0
     while len(emitted) < limit and not (emitted and emitted[-1] in EOS):
         token = argmax[len(emitted)]  # what plain decoding emits next
