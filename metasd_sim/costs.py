@@ -29,7 +29,9 @@ class CostModel:
             value = np.asarray(getattr(self, name), dtype=float)
             if not (np.all(np.isfinite(value)) and np.all(value >= 0)):
                 raise InputError(f"costs: expected {name} to be seconds, finite and not negative; found {value.min()}")
-            object.__setattr__(self, name, float(value) if name in ("overhead", "plain") else value)
+            if name in ("overhead", "plain") and value.ndim:
+                raise InputError(f"costs: expected one number for {name}, found {value.tolist()}")
+            object.__setattr__(self, name, value if value.ndim else float(value))
         if self.draft.ndim != 2 or self.verify.shape != self.draft.shape[1:]:
             raise InputError(
                 f"costs: expected draft [arms, max_draft + 1] and verify [max_draft + 1], "
@@ -82,3 +84,27 @@ class CostModel:
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"costs: expected numbers for {', '.join(names)}; found {record!r}") from error
         return cls(**columns, fit=record.get("fit"))
+
+
+class RoundClock:
+    """Seconds of the rounds of many rows: knows up to which token each arm has read its row's text."""
+
+    def __init__(self, costs: CostModel, rows: int) -> None:
+        self.costs = costs
+        self.current = np.zeros((rows, len(costs.draft)), dtype=np.int64)  # [rows, arms]
+
+    def restart(self, rows: IntArray, position: IntArray) -> None:
+        """Every arm is current at `position`, the start of a query: prefill is outside the rounds."""
+        self.current[rows] = position[:, None]
+
+    def seconds(
+        self, rows: IntArray, arms: IntArray, drafted: IntArray, position: IntArray, emitted: IntArray, every_arm: bool
+    ) -> FloatArray:
+        """Seconds of a round that starts at `position`; with `every_arm`, of scoring all arms on its tokens too."""
+        end = position + emitted
+        seconds = self.costs.seconds(arms, drafted, position - self.current[rows, arms])
+        self.current[rows, arms] = end
+        if every_arm:  # each drafter reads what it has missed
+            seconds += (end[:, None] - self.current[rows]) @ self.costs.catch_up
+            self.current[rows] = end[:, None]
+        return seconds

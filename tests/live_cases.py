@@ -16,7 +16,8 @@ from metasd_live.verify import GreedyText
 torch.set_num_threads(1)  # the models are too small to share
 
 VOCABULARY = 64
-CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}{{ 'answer' }}"
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+CHAT_TEMPLATE += "{% if add_generation_prompt %}{{ 'answer' }}{% endif %}"
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "vocab_size": VOCABULARY}
 # weights large enough for margins far above rounding

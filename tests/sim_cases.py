@@ -16,7 +16,7 @@ from metasd_sim.costs import CostModel
 from metasd_sim.environments import StationaryEnvironment
 from metasd_sim.environments.base import SIGNALS, Context
 from metasd_sim.errors import InputError
-from metasd_sim.policies import FixedArm, KLUCBTrials, MetaSDUCB, RandomArm, ThompsonTrials
+from metasd_sim.policies import FixedArm, Hedge, KLUCBTrials, MetaSDUCB, RandomArm, ThompsonTrials
 from metasd_sim.rewards import REWARDS, BlockEfficiency
 from metasd_sim.rounds import Rounds
 
@@ -44,6 +44,8 @@ POLICY_CASES = {
     "kl-ucb-trials": PolicyCase(KLUCBTrials),
     "kl-ucb-trials:c=3": PolicyCase(partial(KLUCBTrials, 3.0)),
     "thompson-trials": PolicyCase(ThompsonTrials, each_once_first=False, rows_independent=False),
+    "hedge": PolicyCase(Hedge, each_once_first=False),
+    "hedge:eta=0.7": PolicyCase(partial(Hedge, 0.7), each_once_first=False),
     "random": PolicyCase(RandomArm, learns=False, each_once_first=False),
     "fixed:0": PolicyCase(partial(FixedArm, 0), learns=False, each_once_first=False),
     "fixed:2": PolicyCase(partial(FixedArm, 2), learns=False, each_once_first=False),
@@ -85,21 +87,26 @@ def z_limit(tests, family=1e-3):
     return float(norm.isf(family / (2 * tests)))
 
 
-def make_rounds(arm, accepted, max_draft, drafted=None, emitted=None, overlap=None, seconds=None, n_arms=3):
+def make_rounds(
+    arm, accepted, max_draft, drafted=None, emitted=None, overlap=None, seconds=None, every_arm=None, n_arms=3
+):
     """A Rounds of plain lists, with everything that a policy may read; full drafts unless told."""
     arm, accepted = np.asarray(arm, dtype=np.int64), np.asarray(accepted, dtype=np.int64)
     n = len(arm)
     if overlap is None:
         overlap = np.where(np.arange(max_draft) < accepted[:, None], 0.8, 0.3)
+    if every_arm is None:
+        every_arm = np.full((n, n_arms, max_draft + 1), 0.5)
+    emitted = accepted + 1 if emitted is None else np.asarray(emitted, dtype=np.int64)
     return Rounds(
         arm,
         np.full(n, max_draft) if drafted is None else np.asarray(drafted, dtype=np.int64),
         accepted,
-        accepted + 1 if emitted is None else np.asarray(emitted, dtype=np.int64),
+        emitted,
         max_draft,
         np.full(n, 0.5) if seconds is None else np.asarray(seconds, dtype=float),
         np.asarray(overlap, dtype=float),
-        np.full((n, n_arms, max_draft + 1), 0.5),
+        np.where((np.arange(max_draft + 1) < emitted[:, None])[:, None], every_arm, np.nan),
     )
 
 
@@ -126,6 +133,7 @@ class Feedback:
         self.accepted = np.cumprod(bits, axis=3).sum(axis=3)  # [rows, steps, arms]
         self.overlap = np.clip(alphas[:, None] + rng.uniform(-0.3, 0.3, (*shape, max_draft)), 0, 1)
         self.seconds = rng.uniform(0.5, 1.5, shape)
+        self.every_arm = np.clip(alphas[:, None] + rng.uniform(-0.3, 0.3, (*shape, max_draft + 1)), 0, 1)
         self.n_arms, self.max_draft = len(alphas), max_draft
 
     def __call__(self, rows, steps, arms):
@@ -137,6 +145,7 @@ class Feedback:
             self.max_draft,
             overlap=self.overlap[at],
             seconds=self.seconds[at],
+            every_arm=self.every_arm[rows, steps],
             n_arms=self.n_arms,
         )
 

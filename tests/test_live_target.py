@@ -1,12 +1,13 @@
 """The target: its cache rolls back exactly, and what cannot be rolled back is refused."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import MambaConfig, MambaForCausalLM, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+from transformers import Lfm2Config, Lfm2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from metasd_live import compat
 from metasd_live.target import Target, load_target, tokenizer_hash
@@ -61,17 +62,35 @@ def test_logits_are_float32_and_sequence_ends_are_read():
     assert Target(model, tiny_tokenizer(), "tiny").eos == {4, 5}
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+RECURRENT = {
+    "recurrent": lambda sizes: MambaForCausalLM(MambaConfig(num_hidden_layers=1, state_size=4, **sizes)),
+    "hybrid": lambda sizes: Lfm2ForCausalLM(
+        Lfm2Config(
+            num_hidden_layers=2,
+            intermediate_size=16,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            layer_types=["conv", "full_attention"],
+            **sizes,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
 def test_models_with_a_recurrent_state_are_refused_by_name(kind):
-    if kind == "recurrent":
-        sizes = {"num_hidden_layers": 1, "hidden_size": 16, "state_size": 4, "vocab_size": VOCABULARY}
-        model = MambaForCausalLM(MambaConfig(**sizes))
-    else:
-        sizes = {"num_hidden_layers": 3, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
-        sizes |= {"vocab_size": VOCABULARY, "lru_width": 16, "attention_window_size": 8}
-        model = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**sizes))
+    model = RECURRENT[kind]({"vocab_size": VOCABULARY, "hidden_size": 16})
     with refuses("target", "my-model", model.config.model_type, "rolled back"):
         Target(model, tiny_tokenizer(), "my-model")
+
+
+def test_nothing_is_cropped_where_nothing_is_to_be_forgotten():
+    """`Cache.crop(0)` has emptied whole caches and resized windows."""
+    calls = []
+    cache = SimpleNamespace(crop=calls.append)
+    compat.crop(cache, 0)
+    compat.crop(cache, 5)
+    assert calls == [-5]
 
 
 def test_texts_that_do_not_fit_the_positions():

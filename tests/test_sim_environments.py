@@ -80,7 +80,7 @@ def test_protocol(case):
 @every_environment
 def test_rounds_keep_their_promises(case):
     environment = case.make()
-    for needs in (NOTHING, environment.gives & {OVERLAP, EVERY_ARM}, environment.gives):
+    for needs in (NOTHING, *(environment.gives & {signal} for signal in environment.gives), environment.gives):
         log = play(environment, needs)
         cut, query = dict.fromkeys(range(6), False), dict.fromkeys(range(6), -1)
         for active, context, rounds in log:
@@ -118,6 +118,12 @@ def check_signals(environment, needs, rounds, n):
         assert rounds.seconds.shape == (n,)
         assert np.all(rounds.seconds > 0)
     assert (rounds.every_arm is None) == (EVERY_ARM not in needs)
+    if rounds.every_arm is not None:
+        assert rounds.every_arm.shape == (n, len(environment.arms), environment.max_draft + 1)
+        emitted = np.arange(environment.max_draft + 1) < rounds.emitted[:, None, None]
+        np.testing.assert_array_equal(~np.isnan(rounds.every_arm), np.broadcast_to(emitted, rounds.every_arm.shape))
+        assert np.nanmin(rounds.every_arm) >= 0
+        assert np.nanmax(rounds.every_arm) <= 1
     if not needs & {OVERLAP, BLOCK_OVERLAP}:
         assert rounds.overlap is None
         return
@@ -201,7 +207,7 @@ def test_fixed_arms_are_the_means_of_runs(case):
 # --- the stationary law
 
 LAWS = ("beta", "bernoulli", "constant")
-NEEDS = (NOTHING, frozenset({OVERLAP}), frozenset({BLOCK_OVERLAP}))
+NEEDS = (NOTHING, frozenset({OVERLAP}), frozenset({BLOCK_OVERLAP}), frozenset({EVERY_ARM}))
 RATES, LENGTHS = (0.97, 0.6, 0.2), (5, 2, 4)
 
 
@@ -210,10 +216,10 @@ def one_arm(environment, arm, needs, rows=20_000, seed=0):
     return environment.step(np.arange(rows), np.full(rows, arm))
 
 
-@pytest.mark.parametrize("needs", NEEDS, ids=["no overlaps", "verified", "block"])
+@pytest.mark.parametrize("needs", NEEDS, ids=["no overlaps", "verified", "block", "every arm"])
 @pytest.mark.parametrize("law", LAWS)
 def test_accepted_tokens_follow_the_capped_geometric_law(law, needs):
-    """Chi-square on 20,000 rounds; false alarm 1e-3 over the 27 tests together (Bonferroni)."""
+    """Chi-square on 20,000 rounds; false alarm 1e-3 over the 36 tests together (Bonferroni)."""
     environment = StationaryEnvironment(RATES, LENGTHS, law)
     for arm, (alpha, gamma) in enumerate(zip(RATES, LENGTHS, strict=True)):
         rounds = one_arm(environment, arm, needs, seed=arm)
@@ -221,7 +227,7 @@ def test_accepted_tokens_follow_the_capped_geometric_law(law, needs):
         assert np.all(rounds.emitted == rounds.accepted + 1)
         counts = np.bincount(rounds.accepted, minlength=gamma + 1)
         assert len(counts) == gamma + 1
-        assert chisquare(counts, 20_000 * acceptance.pmf(alpha, gamma)).pvalue > 1e-3 / 27
+        assert chisquare(counts, 20_000 * acceptance.pmf(alpha, gamma)).pvalue > 1e-3 / 36
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -247,6 +253,21 @@ def test_overlaps_are_seen_where_verified_and_mean_what_they_say(law):
             assert abs(mean_zero.mean()) <= limit * mean_zero.std() / np.sqrt(20_000) + 1e-12
         if law != "constant":  # independent within the block
             assert abs(np.corrcoef(first, second)[0, 1]) < limit / np.sqrt(20_000)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_every_arm_is_scored_on_the_emitted_tokens(law):
+    """Mean of each arm's score whoever plays, on 20,000 rounds; false alarm 1e-3 over 27 (Bonferroni)."""
+    environment = StationaryEnvironment(RATES, LENGTHS, law)
+    for arm in range(3):
+        rounds = one_arm(environment, arm, frozenset({OVERLAP, EVERY_ARM}), seed=arm)
+        seen = ~np.isnan(rounds.overlap)
+        np.testing.assert_array_equal(rounds.every_arm[:, arm, :-1][seen], rounds.overlap[seen])
+        excess = np.nansum(rounds.every_arm - np.reshape(RATES, (3, 1)), axis=2)  # [n, arms] a stopped martingale
+        assert np.all(np.abs(excess.mean(axis=0)) <= z_limit(27) * excess.std(axis=0) / np.sqrt(20_000) + 1e-12)
+        if law != "constant":  # arms are independent
+            first = rounds.every_arm[:, :, 0]
+            assert np.all(np.abs(np.corrcoef(first.T)[np.triu_indices(3, 1)]) < z_limit(27) / np.sqrt(20_000))
 
 
 def test_law_of_the_overlaps():

@@ -22,6 +22,7 @@ from metasd_sim.environments.base import SIGNALS
 from metasd_sim.policies import (
     POLICIES,
     FixedArm,
+    Hedge,
     IndexPolicy,
     KLUCBTrials,
     MetaSDUCB,
@@ -166,7 +167,7 @@ def test_rows_that_finish_early_change_nothing_for_the_others(case):
 def test_what_other_rows_see_changes_nothing(case):
     whole = drive(case.make(), feedback_for(0), 5, 60, np.random.default_rng(4))
     mixed, other = feedback_for(0), feedback_for(99)
-    for column in ("accepted", "overlap", "seconds"):
+    for column in ("accepted", "overlap", "seconds", "every_arm"):
         getattr(mixed, column)[[0, 3]] = getattr(other, column)[[0, 3]]
     part = drive(case.make(), mixed, 5, 60, np.random.default_rng(4))
     np.testing.assert_array_equal(part[[1, 2, 4]], whole[[1, 2, 4]])
@@ -653,6 +654,50 @@ def test_thompson_refuses_a_bad_prior(prior):
         ThompsonTrials(prior_a=prior)
     with refuses("prior_b", str(prior)):
         ThompsonTrials(prior_b=prior)
+
+
+# --- full information
+
+
+def test_hedge_plays_by_the_exponential_of_its_losses():
+    """Chi-square on 20,000 rows, false alarm 1e-4 a case.
+
+    Two rounds, so t = 3. The first emits two tokens: losses (0 + .5) / 2 = .25 and (.5 + .5) / 2 = .5. The second emits
+    one: .4 and .1. Sums .65 and .6; eta = sqrt(8 ln 2 / 3) = 1.359556: P(arm 0) = 1 / (1 + exp(.05 eta)) = .483014.
+    With eta = 4: 1 / (1 + exp(.2)) = .450166. Half forgotten, t = 2: eta = sqrt(8 ln 2 / 2) = 1.665109 on .325 and .3:
+    1 / (1 + exp(.025 eta)) = .489595
+    """
+    rows = np.arange(20_000)
+    n = len(rows)
+    scores = [[[[1.0, 0.5, 9.0], [0.5, 0.5, 9.0]]], [[[0.6, 9.0, 9.0], [0.9, 9.0, 9.0]]]]  # 9: not emitted, not read
+    for eta, keep, first in ((None, 1.0, 0.483014), (4.0, 1.0, 0.450166), (None, 0.5, 0.489595)):
+        policy = Hedge(eta)
+        policy.start(n, arm_names(2), 2, np.random.default_rng(5))
+        for accepted, every_arm in zip((1, 0), scores, strict=True):
+            policy.update(rows, make_rounds([0] * n, [accepted] * n, 2, every_arm=every_arm, n_arms=2))
+        policy.restart(rows, keep)
+        counts = np.bincount(policy.select(rows, make_context(n, 2)), minlength=2)
+        assert chisquare(counts, [n * first, n * (1 - first)]).pvalue > 1e-4
+
+
+def test_hedge_learns_arms_that_it_does_not_play():
+    policy = Hedge(eta=5.0)
+    policy.start(1, arm_names(2), 2, np.random.default_rng(0))
+    for _ in range(20):
+        policy.update(np.array([0]), make_rounds([0], [0], 2, every_arm=[[[0.1] * 3, [0.9] * 3]], n_arms=2))
+    assert policy.select(np.array([0]), make_context(1, 2))[0] == 1
+
+
+def test_hedge_refuses_what_it_cannot_use():
+    for eta in (0.0, -1.0, np.nan, np.inf):
+        with refuses("eta", str(eta)):
+            Hedge(eta)
+    blind = make_rounds([0], [1], 2, n_arms=2)
+    blind.every_arm = None
+    policy = Hedge()
+    policy.start(1, arm_names(2), 2, np.random.default_rng(0))
+    with refuses("every_arm"):
+        policy.update(np.array([0]), blind)
 
 
 # --- policies that do not learn

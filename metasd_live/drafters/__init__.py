@@ -58,6 +58,8 @@ class DrafterSpec:
     def files(self) -> list[str]:
         """Files that this drafter reads."""
         own = [self.argument] if self.kind == "ngram" else []
+        if self.kind == "model":
+            own = [str(path) for path in sorted(Path(self.argument).glob("*.safetensors"))]
         return own + [file for part in self.parts for file in part.files()]
 
 

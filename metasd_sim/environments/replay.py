@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..costs import CostModel
+from ..costs import CostModel, RoundClock
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
 from ..traces import Trace
 from .base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, Context, FixedArms
@@ -43,14 +43,15 @@ class ReplayEnvironment:
         self.done: BoolArray = np.zeros(rows, dtype=bool)
         self._rng, self._rows, self._needs = rng, rows, needs
         self._position = np.zeros(rows, dtype=np.int64)
-        self._current = np.zeros((rows, len(self.arms)), dtype=np.int64)  # position up to which each arm is current
+        self._clock = None if self.costs is None else RoundClock(self.costs, rows)
 
     def observe(self, rows: IntArray) -> Context:
         position = self._position[rows]
         query = self._query[position]
         start = np.asarray(self.trace.offsets)[query]
         new_query = position == start
-        self._current[rows[new_query]] = start[new_query, None]
+        if self._clock is not None:
+            self._clock.restart(rows[new_query], start[new_query])
         return Context(query, new_query, horizon=np.full(len(rows), self.trace.max_new_tokens))
 
     def step(self, rows: IntArray, arms: IntArray) -> Rounds:
@@ -69,14 +70,10 @@ class ReplayEnvironment:
                 tail = self.trace.block_tail[position, arms, np.minimum(accepted, self.max_draft - 1)].astype(float)
                 past = (depth > accepted[:, None]) & (depth < drafted[:, None]) & (emitted > accepted)[:, None]
                 overlap = np.where(past, tail[:, None], overlap)  # its mean at each: their sum is what counts
-        if self.costs is not None:
-            seconds = self.costs.seconds(arms, drafted, position - self._current[rows, arms])
-        self._current[rows, arms] = position + emitted
-        if EVERY_ARM in self._needs and self.trace.overlap is not None:
+        if EVERY_ARM in self._needs:
             every_arm = self._score_arms(position, emitted)
-            if seconds is not None and self.costs is not None:  # each drafter reads the emitted tokens
-                seconds += (position + emitted - self._current[rows].T).T @ self.costs.catch_up
-            self._current[rows] = (position + emitted)[:, None]
+        if self._clock is not None:
+            seconds = self._clock.seconds(rows, arms, drafted, position, emitted, every_arm is not None)
         self._position[rows] = position + emitted
         self.done[rows] = position + emitted >= self.tokens
         return Rounds(arms, drafted, accepted, emitted, self.max_draft, seconds, overlap, every_arm)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from scipy.special import betainc, betaincinv
 
 from .. import acceptance
-from ..costs import CostModel
+from ..costs import CostModel, RoundClock
 from ..errors import InputError
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
 from .base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, Context, FixedArms
@@ -92,7 +92,7 @@ class StationaryEnvironment:
         self._with_overlaps = bool(needs & {OVERLAP, BLOCK_OVERLAP, EVERY_ARM})
         self._fresh = np.ones(rows, dtype=bool)
         self._position = np.zeros(rows, dtype=np.int64)
-        self._current = np.zeros((rows, len(self.arms)), dtype=np.int64)  # position up to which each arm is current
+        self._clock = None if self.costs is None else RoundClock(self.costs, rows)
         if self._with_overlaps and self.overlaps == "beta":
             self._atoms = np.stack([beta_atoms(alpha, self.concentration) for alpha in self.alphas])
 
@@ -128,10 +128,12 @@ class StationaryEnvironment:
             accepted = np.minimum(exponential * self._scale[arms], drafted).astype(np.int64)
         emitted = accepted + 1
         seconds = None
-        if self.costs is not None:
-            seconds = self.costs.seconds(arms, drafted, self._position[rows] - self._current[rows, arms])
-            self._position[rows] += emitted
-            self._current[rows, arms] = self._position[rows]
+        if self._clock is not None:
+            position = self._position[rows]
+            seconds = self._clock.seconds(rows, arms, drafted, position, emitted, every_arm is not None)
+            self._position[rows] = position + emitted
+        if not self._needs & {OVERLAP, BLOCK_OVERLAP}:
+            overlap = None
         return Rounds(arms, drafted, accepted, emitted, self.max_draft, seconds, overlap, every_arm)
 
     def _draw_overlaps(self, rows: IntArray, arms: IntArray, positions: int) -> FloatArray:
