@@ -663,14 +663,14 @@ def test_hedge_plays_by_the_exponential_of_its_losses():
     """Chi-square on 20,000 rows, false alarm 1e-4 a case.
 
     Two rounds, so t = 3. The first emits two tokens: losses (0 + .5) / 2 = .25 and (.5 + .5) / 2 = .5. The second emits
-    one: .4 and .1. Sums .65 and .6; eta = sqrt(8 ln 2 / 3) = 1.359556: P(arm 0) = 1 / (1 + exp(.05 eta)) = .483014.
-    With eta = 4: 1 / (1 + exp(.2)) = .450166. Half forgotten, t = 2: eta = sqrt(8 ln 2 / 2) = 1.665109 on .325 and .3:
-    1 / (1 + exp(.025 eta)) = .489595
+    one: .4 and .45. Sums .65 and .95; eta = sqrt(8 ln 2 / 3) = 1.359556: P(arm 0) = 1 / (1 + exp(-.3 eta)) = .600576.
+    With eta = 4: 1 / (1 + exp(-1.2)) = .768525. Half forgotten, t = 2: eta = sqrt(8 ln 2 / 2) = 1.665109 and half
+    the sums: 1 / (1 + exp(-.15 eta)) = .562119
     """
     rows = np.arange(20_000)
     n = len(rows)
-    scores = [[[[1.0, 0.5, 9.0], [0.5, 0.5, 9.0]]], [[[0.6, 9.0, 9.0], [0.9, 9.0, 9.0]]]]  # 9: not emitted, not read
-    for eta, keep, first in ((None, 1.0, 0.483014), (4.0, 1.0, 0.450166), (None, 0.5, 0.489595)):
+    scores = [[[[1.0, 0.5, 9.0], [0.5, 0.5, 9.0]]], [[[0.6, 9.0, 9.0], [0.55, 9.0, 9.0]]]]  # 9: not emitted, not read
+    for eta, keep, first in ((None, 1.0, 0.600576), (4.0, 1.0, 0.768525), (None, 0.5, 0.562119)):
         policy = Hedge(eta)
         policy.start(n, arm_names(2), 2, np.random.default_rng(5))
         for accepted, every_arm in zip((1, 0), scores, strict=True):
