@@ -104,10 +104,10 @@ def time_regret(outcome: Outcome, environment: Environment) -> Estimate | None:
 
 
 def best_arm_ratio(outcome: Outcome, environment: Environment) -> FloatArray:
-    """Share of rounds that went to the arm which is best in rounds at that budget; [budgets]."""
-    best = comparator(environment, outcome.budgets).rounds.argmin(axis=1)  # [budgets]
-    pulls = outcome.pulls[:, np.arange(len(best)), best]  # [runs, budgets]
-    return pulls.sum(axis=0) / outcome.rounds.sum(axis=0)
+    """Share of rounds that went to the arm which is best in rounds at that budget, or to one as good; [budgets]."""
+    rounds = comparator(environment, outcome.budgets).rounds  # [budgets, arms]
+    best = rounds <= rounds.min(axis=1, keepdims=True) * (1 + 1e-12)
+    return (outcome.pulls * best).sum(axis=(0, 2)) / outcome.rounds.sum(axis=0)
 
 
 def speedup(outcome: Outcome, environment: Environment) -> Estimate | None:

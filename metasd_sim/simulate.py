@@ -108,8 +108,9 @@ def simulate(
     do not look at the horizon), or None for the whole stream. `on_round(rows, rounds)` is called after
     every step. Memory does not grow with the budget unless `history` is asked for.
     """
-    if runs < 1:
-        raise InputError(f"runs: expected 1 or more, found {runs}")
+    for name, number, least in (("runs", runs, 1), ("seed", seed, 0)):
+        if not isinstance(number, int | np.integer) or number < least:
+            raise InputError(f"{name}: expected a whole number of {least} or more, found {number!r}")
     check_needs(policy, environment)
     keep = parse_carry_over(carry_over)
     budgets = _budgets(budget)

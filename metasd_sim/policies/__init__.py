@@ -54,6 +54,8 @@ def make_policy(spec: str, reward: str | None = None, arms: Sequence[str] = (), 
         if key not in known or not equals:
             expected = ", ".join(f"{k}=..." for k in known) or "no parameters"
             raise InputError(f"policy: expected {expected} after {name}: and found {part!r}")
+        if key in options:
+            raise InputError(f"policy: expected each parameter of {name} once, found {key} twice")
         if key == "reward":
             options[key] = make_reward(value)
             continue

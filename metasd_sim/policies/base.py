@@ -34,6 +34,11 @@ class Policy(Protocol):
     def update(self, rows: IntArray, rounds: Rounds) -> None: ...
 
 
+def parameter(value: float) -> str:
+    """Short where that is exact, so that a policy's name makes the same policy again."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
 def argmax_random(index: FloatArray, uniform: FloatArray) -> IntArray:
     """Arm with the largest index in each row, ties broken by `uniform` in [0, 1).
 

@@ -8,7 +8,7 @@ from scipy.special import entr, xlogy
 from ..errors import InputError
 from ..rewards import AcceptanceTrials
 from ..rounds import FloatArray, IntArray
-from .base import IndexPolicy
+from .base import IndexPolicy, parameter
 
 _TINY = 1e-300
 
@@ -55,4 +55,4 @@ class KLUCBTrials(IndexPolicy):
         return kl_upper(self.value[rows] / trials, level[:, None] / np.maximum(self.weight[rows], 1e-12))
 
     def __str__(self) -> str:
-        return f"kl-ucb-trials:c={self.c:g}" if self.c else "kl-ucb-trials"
+        return f"kl-ucb-trials:c={parameter(self.c)}" if self.c else "kl-ucb-trials"

@@ -7,7 +7,7 @@ import numpy as np
 from ..errors import InputError
 from ..rewards import AcceptanceTrials
 from ..rounds import FloatArray, IntArray
-from .base import IndexPolicy
+from .base import IndexPolicy, parameter
 
 
 class ThompsonTrials(IndexPolicy):
@@ -32,4 +32,4 @@ class ThompsonTrials(IndexPolicy):
 
     def __str__(self) -> str:
         a, b = self.prior
-        return "thompson-trials" if a == b == 1 else f"thompson-trials:prior_a={a:g},prior_b={b:g}"
+        return "thompson-trials" if a == b == 1 else f"thompson-trials:prior_a={parameter(a)},prior_b={parameter(b)}"

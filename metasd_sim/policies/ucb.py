@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import InputError
 from ..rewards import Reward
 from ..rounds import FloatArray, IntArray
-from .base import IndexPolicy
+from .base import IndexPolicy, parameter
 
 _TINY = 1e-200  # stands for no pulls at all: the quotients below stay finite
 
@@ -50,5 +50,5 @@ class MetaSDUCB(IndexPolicy):
         return mean + self.width * np.sqrt(2 * log_t[:, None] / samples)
 
     def __str__(self) -> str:
-        beta = "" if self.beta is None else f",beta={self.beta:g}"
+        beta = "" if self.beta is None else f",beta={parameter(self.beta)}"
         return f"metasd-ucb:reward={self.reward.name}{beta}"
