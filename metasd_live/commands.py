@@ -24,7 +24,7 @@ from .drafters import Arm, ArmSpec, build_arms, longest_draft, parse_arm
 from .drafters.ngram import NgramSettings, train_ngram, write_ngram
 from .outputs import Output, generate_outputs, read_outputs, to_lines
 from .prompts import Prompt, read_prompts
-from .record import Recorder, calibrated, record
+from .record import Recorder, calibrated, check_out, record
 from .target import Target, load_target
 from .train import CausalSettings, cut, output_sequences, text_sequences, train_causal, write_causal
 from .verify import Rule
@@ -142,7 +142,8 @@ def _outputs(arguments: argparse.Namespace, target: Target) -> list[Output]:
 
 
 def run_record(arguments: argparse.Namespace) -> None:
-    _check_free(arguments.out, arguments.json, force=arguments.force)
+    check_out(arguments.out, arguments.force)
+    _check_free(arguments.json, force=arguments.force)
     rule = _rule(arguments)
     specs = [parse_arm(text) for text in arguments.drafter]
     prompts = _prompts(arguments, shuffle=arguments.shuffle)

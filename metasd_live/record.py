@@ -217,6 +217,12 @@ def _by_depth(values: torch.Tensor, depths: int, beyond: float) -> FloatArray:
     return np.lib.stride_tricks.sliding_window_view(padded, depths)
 
 
+def check_out(out: str | Path, force: bool = False) -> None:
+    """Refuses a file that is there, unless its shards are too: then a recording was killed on its last step."""
+    if not _shards(Path(out)).is_dir():
+        check_free(out, force)
+
+
 def record(
     recorder: Recorder,
     prompts: Sequence[Prompt],
@@ -232,12 +238,16 @@ def record(
     The cost model of the trace is measured on the prompts of `calibration`, if there are any.
     """
     out = Path(out)
-    check_free(out, force)
     if not prompts:
         raise InputError("prompts: expected at least one, found none")
+    check_out(out, force)
     for prompt in (*prompts, *calibration):
         recorder.encode(prompt)  # refuses what does not fit before the work begins
-    shards = out.with_name(out.name + ".shards")
+    shards = _shards(out)
+    if out.exists() and not force:
+        trace = _resume(recorder, prompts, out)
+        shutil.rmtree(shards)
+        return trace
     shards.mkdir(exist_ok=True)
     parts = []
     for number, prompt in enumerate(prompts):
@@ -246,9 +256,15 @@ def record(
     trace = traces.merge(parts)
     if calibration:
         trace = calibrated(trace, recorder, calibration, repetitions, on_calibration)
-    traces.write(trace, out, force)
+    whole = shards / out.name  # among the shards, so that a kill leaves nothing elsewhere
+    traces.write(trace, whole, force=True)
+    whole.replace(out)
     shutil.rmtree(shards)
     return trace
+
+
+def _shards(out: Path) -> Path:
+    return out.with_name(out.name + ".shards")
 
 
 def calibrated(
@@ -274,7 +290,7 @@ def _shard(recorder: Recorder, query: int, prompt: Prompt, path: Path, force: bo
     """The prompt's trace: from its shard if there is one, which `force` discards where the settings differ."""
     if path.exists():
         try:
-            return _resume(recorder, prompt, path)
+            return _resume(recorder, [prompt], path)
         except InputError:
             if not force:
                 raise
@@ -283,20 +299,25 @@ def _shard(recorder: Recorder, query: int, prompt: Prompt, path: Path, force: bo
     return trace
 
 
-def _resume(recorder: Recorder, prompt: Prompt, path: Path) -> Trace:
-    found = traces.read(path)
-    query = found.queries[0]
-    for name, expected, value in (
+def _resume(recorder: Recorder, prompts: Sequence[Prompt], path: Path) -> Trace:
+    """What was recorded of `prompts`; refuses a damaged file and other settings."""
+    remedy = "repeat the command it began with, or pass --force to start again"
+    try:
+        found = traces.read(path)
+    except InputError as error:
+        raise InputError(f"{error}; {remedy}") from None
+    provenance = {key: value for key, value in found.provenance.items() if key != "calibration"}
+    expected_prompts = [(prompt.id, prompt.category, prompt.sha256) for prompt in prompts]
+    checks = [
         ("arms", tuple(arm.name for arm in recorder.arms), found.arms),
         ("drafters", tuple(map(str, recorder.arms)), found.drafters),
+        ("verification", recorder.rule.verification, found.verification),
         ("max_new_tokens", recorder.max_new_tokens, found.max_new_tokens),
         ("overlap_dtype", recorder.overlap_dtype, None if found.overlap is None else str(found.overlap.dtype)),
-        ("provenance", recorder.provenance, found.provenance),
-        ("prompt", (prompt.id, prompt.category, prompt.sha256), (query.id, query.category, query.sha256)),
-    ):
+        *((f"provenance {key}", value, provenance.get(key)) for key, value in recorder.provenance.items()),
+        ("prompt", expected_prompts, [(query.id, query.category, query.sha256) for query in found.queries]),
+    ]
+    for name, expected, value in checks:
         if value != expected:
-            raise InputError(
-                f"{path}: expected to resume with {name} {expected}, found {value}; "
-                f"repeat the command it began with, or pass --force to start again"
-            )
+            raise InputError(f"{path}: expected to resume with {name} {expected}, found {value}; {remedy}")
     return found

@@ -1,11 +1,12 @@
 """The command line, with a tiny model in a directory."""
 
+import inspect
 import json
 
 import pytest
-import torch
 
-from metasd_live import cli
+from metasd_live import cli, commands
+from metasd_live.decode import generate
 from metasd_live.drafters.ngram import read_ngram
 from metasd_sim import traces
 from tests.live_cases import reference_text, tiny_target
@@ -140,7 +141,18 @@ def test_every_option_is_forwarded(call):
     assert max(r["drafted"] for r in rounds("--draft-length", 4, "--policy", "fixed:b")) == 2
     arms = [[r["arm"] for r in rounds("--policy", "random", "--seed", seed)] for seed in (0, 0, 1)]
     assert arms[0] == arms[1] != arms[2]
-    assert torch.tensor([r["seconds"] for r in rounds("--reward", "tokens-per-second")]).min() > 0
+
+
+def test_policy_reward_and_carry_over_are_forwarded(call, monkeypatch):
+    played = []
+    monkeypatch.setattr(
+        commands, "generate", lambda *args: played.append(inspect.signature(generate).bind(*args)) or []
+    )
+    options = ("--policy", "metasd-ucb", "--reward", "trials", "--carry-over", "discount:0.5", "--seed", 3)
+    assert call("generate", *TARGET, "--drafter", "none", *options, "--quiet", "w5")[0] == 0
+    found = played[0].arguments
+    assert str(found["policy"]) == "metasd-ucb:reward=trials"
+    assert (found["carry_over"], found["seed"]) == ("discount:0.5", 3)
 
 
 RECORD = ("record", *TARGET, *PROMPTS, "--split", "evaluate", "--drafter", "none")
