@@ -27,7 +27,12 @@ RUNS = 5_000
 RULE = Rule("rejection", 0.8)
 UCB_BE, UCB_BD = "metasd-ucb:reward=be,beta=0.3", "metasd-ucb:reward=bd-verified,beta=0.3"
 POLICIES = [UCB_BE, UCB_BD, "thompson-trials", "hedge:eta=1"]
-CASES = [((0,), policy) for policy in POLICIES] + [((), UCB_BD), ((), "hedge:eta=1")]
+WHOLE_BLOCKS = "metasd-ucb:reward=bd,beta=0.2"
+CASES = [((0,), policy) for policy in (*POLICIES, WHOLE_BLOCKS)] + [
+    ((), UCB_BD),
+    ((), "hedge:eta=1"),
+    ((), WHOLE_BLOCKS),
+]
 FAMILY = 1e-3  # chance of any false alarm in the comparisons of this file, over all seeds
 LIMIT_OF_P = FAMILY / (7 * len(CASES))  # at most seven statistics a case
 
@@ -49,7 +54,7 @@ def some_arms():
 @torch.inference_mode()
 def fresh_texts(eos):
     """One trace of a recorded text for each run; other randomness than the live runs'."""
-    recorder = Recorder(a_target(eos), some_arms(), LIMIT, RULE, seed=2, overlap_dtype="float32")
+    recorder = Recorder(a_target(eos), some_arms(), LIMIT, RULE, seed=2, overlap_dtype="float32", blocks=True)
     text = " ".join(map(str, PROMPT))
     return traces.merge([recorder.record(i, Prompt(str(i), text)) for i in range(RUNS)])
 
