@@ -11,7 +11,7 @@ import pytest
 
 from metasd_sim import traces
 from metasd_sim.cli import main
-from tests.test_sim_replay import make_trace
+from tests.sim_cases import make_trace
 
 SIMULATE = ["simulate", "--arms", "0.9,0.5", "--budget", "200", "--runs", "20"]
 KEYS = {

@@ -17,35 +17,7 @@ from metasd_sim.errors import InputError
 from metasd_sim.policies import FixedArm, RandomArm, make_policy
 from metasd_sim.regret import best_arm_ratio, speedup, stopping_time, stopping_time_regret, time_regret
 from metasd_sim.simulate import simulate
-
-
-def make_trace(lengths=(7, 3, 11), arms=3, depth=4, seed=0, verification="rejection", costs=True) -> traces.Trace:
-    """Random acceptance probabilities with everything that the format asks for."""
-    rng = np.random.default_rng(seed)
-    offsets = np.cumsum([0, *lengths])
-    tokens = int(offsets[-1])
-    remaining = np.repeat(offsets[1:], lengths) - np.arange(tokens)
-    drafted = rng.integers(0, depth + 1, (tokens, arms)).astype(np.uint8)
-    real = np.arange(depth) < np.minimum(drafted, remaining[:, None])[:, :, None]
-    accept = np.where(real, rng.random((tokens, arms, depth)), 0.0)
-    if verification != "rejection":
-        accept = (accept > 0.4).astype(np.uint8)
-    drawn = np.arange(depth) < drafted[:, :, None]
-    return traces.Trace(
-        arms=tuple(f"arm{i}" for i in range(arms)),
-        drafters=tuple(f"model:{i}" for i in range(arms)),
-        queries=tuple(traces.Query(f"q{i}", "ab"[i % 2], "0" * 64, 5) for i in range(len(lengths))),
-        verification=verification,
-        max_new_tokens=max(lengths),
-        tokens=rng.integers(0, 50, tokens).astype(np.int32),
-        offsets=offsets,
-        accept=accept if verification != "rejection" else accept.astype(np.float32),
-        drafted=drafted,
-        overlap=np.where(drawn, rng.random(drawn.shape), np.nan).astype(np.float16),
-        log_p=np.log(rng.random(tokens)).astype(np.float32),
-        costs=CostModel.linear([0.1 * i for i in range(arms)], depth, 1.0, 0.1, 0.02, 0.05) if costs else None,
-        provenance={"target": "tiny"},
-    )
+from tests.sim_cases import make_trace
 
 
 def expected_by_recursion(trace: traces.Trace, arm: int, end: int) -> tuple[float, float]:
