@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID
 
 from metasd_sim import console, traces
 from metasd_sim.errors import InputError
-from metasd_sim.files import check_free, write_atomically
+from metasd_sim.files import check_folder_free, check_free, write_atomically
 from metasd_sim.policies import make_policy
 from metasd_sim.rounds import IntArray, Rounds
 from metasd_sim.simulate import parse_carry_over
@@ -95,7 +95,8 @@ def run_train_ngram(arguments: argparse.Namespace) -> None:
 
 
 def run_train_causal(arguments: argparse.Namespace) -> None:
-    _check_free(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
+    check_folder_free(arguments.out, arguments.force)
+    _check_free(arguments.save_outputs, arguments.json, force=arguments.force)
     settings = CausalSettings(
         **{field.name: getattr(arguments, field.name) for field in fields(CausalSettings)},
     )
@@ -256,7 +257,8 @@ def run_generate(arguments: argparse.Namespace) -> None:
     parse_carry_over(arguments.carry_over)
     specs = [parse_arm(text) for text in arguments.drafter]
     if (arguments.prompt is None) == (not arguments.prompts):
-        raise InputError("generate: expected a prompt or --prompts FILE, found both or neither")
+        found = "both" if arguments.prompts else "none"
+        raise InputError(f"generate: expected either a prompt or --prompts FILE, found {found}")
     prompts = [Prompt("prompt", arguments.prompt)] if arguments.prompt is not None else _prompts(arguments)
     names = [spec.name for spec in specs]
     policy = make_policy(arguments.policy, arguments.reward, names, [spec.drafter.text for spec in specs])

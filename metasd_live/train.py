@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from metasd_sim.errors import InputError
-from metasd_sim.files import check_free
+from metasd_sim.files import check_folder_free
 
 from .drafters.causal import VOCABULARY
 from .outputs import Output
@@ -170,7 +170,7 @@ def _loss(model: Any, batch: torch.Tensor, unknown: int) -> tuple[torch.Tensor, 
 def write_causal(training: CausalTraining, tokenizer: str, folder: str, force: bool = False) -> None:
     """A directory for `model:DIR`, put in place whole."""
     place = Path(folder)
-    check_free(place, force)
+    check_folder_free(place, force)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as temporary:
         built = Path(temporary) / place.name
         training.model.save_pretrained(built)

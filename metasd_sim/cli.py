@@ -105,10 +105,13 @@ def compare(
         for spec in policy_specs(wanted, environment.arms, environment.gives, arguments.reward)
     ]
     policies = [make_policy(spec, arguments.reward, environment.arms, drafters) for spec in dict.fromkeys(specs)]
+    if arguments.reward and not any(hasattr(policy, "reward") for policy in policies):
+        raise InputError("--reward: expected a policy that takes one, found none; leave it out")
+    carry_over = getattr(arguments, "carry_over", "none")  # synthetic streams have one query
     results = []
     with console.progress(arguments.quiet) as display:
         for policy in display.track(policies, description="policies"):
-            outcome = simulate(policy, environment, budget, arguments.runs, arguments.seed, arguments.carry_over)
+            outcome = simulate(policy, environment, budget, arguments.runs, arguments.seed, carry_over)
             results.append((outcome, summarize(outcome, policy, environment)))
     return results
 
@@ -116,7 +119,18 @@ def compare(
 def run_simulate(arguments: argparse.Namespace) -> None:
     check_outputs(arguments)
     alphas = [float(text) for text in arguments.arms]
+    if arguments.concentration is not None and arguments.overlaps != "beta":
+        raise InputError(
+            f"--concentration: expected --overlaps beta beside it, found {arguments.overlaps}; leave it out"
+        )
+    rates = {
+        "verify": arguments.verify_cost,
+        "verify_token": arguments.verify_token_cost,
+        "catch_up": arguments.catch_up_cost,
+    }
     costs = None
+    if arguments.draft_cost is None and any(value is not None for value in rates.values()):
+        raise InputError("--draft-cost: expected it beside the other costs, found none; give 0 for each free drafter")
     if arguments.draft_cost is not None:
         draft = arguments.draft_cost
         if len(draft) != len(alphas):
@@ -124,15 +138,13 @@ def run_simulate(arguments: argparse.Namespace) -> None:
         costs = CostModel.linear(
             draft,
             max(arguments.draft_length),
-            arguments.verify_cost,
-            arguments.verify_token_cost,
-            arguments.catch_up_cost,
+            **{name: value for name, value in rates.items() if value is not None},
         )
     environment = StationaryEnvironment(
         alphas,
         arguments.draft_length[0] if len(arguments.draft_length) == 1 else arguments.draft_length,
         arguments.overlaps,
-        arguments.concentration,
+        5.0 if arguments.concentration is None else arguments.concentration,
         costs,
     )
     wanted = arguments.budget
@@ -147,7 +159,8 @@ def run_simulate(arguments: argparse.Namespace) -> None:
     show(
         records,
         f"arms {', '.join(environment.arms)}, draft length {lengths}, budget {wanted[-1]} tokens, "
-        f"{arguments.runs} runs (95% intervals; regret in rounds)",
+        f"{arguments.runs} runs (95% intervals; regret in rounds)"
+        + (" (no bounds: they need one draft length)" if len(set(arguments.draft_length)) > 1 else ""),
         arguments.quiet,
     )
     if arguments.figure:
@@ -278,9 +291,6 @@ def _add_policies(command: argparse.ArgumentParser, default_runs: int) -> None:
     )
     command.add_argument("--reward", choices=list(REWARDS), help="default reward of the policies that take one")
     command.add_argument("--runs", type=int, default=default_runs, help="independent rows (default: %(default)s)")
-    command.add_argument(
-        "--carry-over", default="none", help="none, keep or discount:SHARE at each new prompt (default: %(default)s)"
-    )
     command.add_argument("--figure", type=figure_path, metavar="FILE", help="save a figure (.png, .pdf or .svg)")
 
 
@@ -307,13 +317,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_instance(command)
     _add_policies(command, default_runs=200)
     command.add_argument("--overlaps", choices=OVERLAPS, default="beta", help="law of the overlaps")
-    command.add_argument("--concentration", type=float, default=5.0, help="c of Beta(c a, c (1 - a)) overlaps")
+    command.add_argument("--concentration", type=float, help="c of Beta(c a, c (1 - a)) overlaps (default: 5)")
     command.add_argument(
         "--draft-cost", type=numbers, metavar="A,B,...", help="seconds per drafted token, one per arm: adds time"
     )
-    command.add_argument("--verify-cost", type=float, default=1.0, help="seconds of a target pass")
-    command.add_argument("--verify-token-cost", type=float, default=0.0, help="seconds more per drafted token")
-    command.add_argument("--catch-up-cost", type=float, default=0.0, help="seconds per token missed by an idle drafter")
+    command.add_argument("--verify-cost", type=float, help="seconds of a target pass (default: 1)")
+    command.add_argument("--verify-token-cost", type=float, help="seconds more per drafted token (default: 0)")
+    command.add_argument("--catch-up-cost", type=float, help="seconds per token missed by an idle drafter (default: 0)")
 
     command = console.add_command(
         commands,
@@ -336,6 +346,9 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("trace", metavar="TRACE", help="a .safetensors trace")
     _add_policies(command, default_runs=50)
     command.add_argument("--budget", type=integers, metavar="N[,N...]", help="tokens (default: the whole stream)")
+    command.add_argument(
+        "--carry-over", default="none", help="none, keep or discount:SHARE at each new prompt (default: %(default)s)"
+    )
     command.add_argument("--category", action="append", help="only prompts of this category; repeatable")
     command.add_argument(
         "--order", choices=("recorded", "shuffled", "category"), default="recorded", help="order of the prompts"

@@ -65,12 +65,17 @@ def run(build_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str]
             raise
         print(f"{command.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"{command.prog}: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as error:
+        if "--debug" in (sys.argv[1:] if argv is None else argv):
+            raise
+        print(f"{command.prog}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{command.prog}: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -101,6 +101,16 @@ def test_fixed_finds_an_arm_as_it_was_typed(capsys):
     assert records(capsys, *argv, "fixed:0.90")[0]["pulls"][1] == 0
 
 
+def test_carry_over_is_forwarded(capsys, trace_file):
+    afresh, kept = (
+        records(capsys, "replay", trace_file, "--policy", "metasd-ucb", "--carry-over", how)[0]
+        for how in ("none", "keep")
+    )
+    assert (afresh["carry_over"], kept["carry_over"]) == ("none", "keep")
+    assert afresh["pulls"] != kept["pulls"]
+    assert main(["replay", trace_file, "--carry-over", "half"]) == 2
+
+
 def test_order_and_category_choose_the_stream(capsys, trace_file):
     every = records(capsys, "replay", trace_file, "--policy", "random", "--order", "shuffled", "--seed", "1")[0]
     some = records(capsys, "replay", trace_file, "--policy", "random", "--category", "a")[0]
@@ -134,7 +144,11 @@ def test_tables_are_for_people(capsys, trace_file):
         (["simulate", "--arms", "0.9,0.5", "--policy", "kl-ucb-trials:reward=bd"], "c=..."),
         (["simulate", "--arms", "0.9,0.5", "--policy", "fixed:7"], "fixed"),
         (["simulate", "--arms", "0.9,0.5", "--policy", "metasd-ucb:reward=tokens-per-second"], "seconds"),
-        (["simulate", "--arms", "0.9,0.5", "--carry-over", "half"], "carry_over"),
+        (["simulate", "--arms", "0.9,0.5", "--verify-cost", "2"], "--draft-cost"),
+        (["simulate", "--arms", "0.9,0.5", "--overlaps", "constant", "--concentration", "3"], "--overlaps beta"),
+        (["simulate", "--arms", "0.9,0.5", "--policy", "random", "--reward", "bd"], "--reward"),
+        (["simulate", "--arms", "0.9,0.5", "--json", "/", "--force"], "folder"),
+        (["simulate", "--arms", "0.9,0.5", "--policy", "random", "--json", "/proc/x.json"], "/proc/x.json"),
         (["simulate", "--arms", "0.9,0.5", "--draft-cost", "1"], "--draft-cost"),
         (["simulate", "--arms", "0.9,0.5", "--figure", "a.gif"], ".png"),
         (["simulate", "--arms", "0.9,0.5", "--frob"], "--frob"),
