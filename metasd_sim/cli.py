@@ -105,8 +105,9 @@ def compare(
         for spec in policy_specs(wanted, environment.arms, environment.gives, arguments.reward)
     ]
     policies = [make_policy(spec, arguments.reward, environment.arms, drafters) for spec in dict.fromkeys(specs)]
-    if arguments.reward and not any(hasattr(policy, "reward") for policy in policies):
-        raise InputError("--reward: expected a policy that takes one, found none; leave it out")
+    used = {reward.name for policy in policies if (reward := getattr(policy, "reward", None)) is not None}
+    if arguments.reward and arguments.reward not in used:
+        raise InputError(f"--reward: expected a policy that takes {arguments.reward}, found none; leave it out")
     carry_over = getattr(arguments, "carry_over", "none")  # synthetic streams have one query
     results = []
     with console.progress(arguments.quiet) as display:
