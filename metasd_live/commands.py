@@ -14,7 +14,7 @@ from rich.progress import Progress, TaskID
 from metasd_sim import console, traces
 from metasd_sim.errors import InputError
 from metasd_sim.files import check_folder_free, check_free, write_atomically
-from metasd_sim.policies import make_policy
+from metasd_sim.policies import check_reward, make_policy
 from metasd_sim.rounds import IntArray, Rounds
 from metasd_sim.simulate import parse_carry_over
 from metasd_sim.traces import Trace
@@ -262,6 +262,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
     prompts = [Prompt("prompt", arguments.prompt)] if arguments.prompt is not None else _prompts(arguments)
     names = [spec.name for spec in specs]
     policy = make_policy(arguments.policy, arguments.reward, names, [spec.drafter.text for spec in specs])
+    check_reward(arguments.reward, [policy])
     target = _target(arguments)
     arms = build_arms(specs, target, arguments.draft_length)
     with console.progress(arguments.quiet) as display:

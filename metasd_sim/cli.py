@@ -15,7 +15,7 @@ from .costs import CostModel
 from .environments import Environment, ReplayEnvironment, StationaryEnvironment
 from .environments.synthetic import OVERLAPS
 from .errors import InputError
-from .policies import make_policy, policy_specs
+from .policies import check_reward, make_policy, policy_specs
 from .regret import comparator
 from .rewards import REWARDS, make_reward
 from .rounds import FloatArray, IntArray
@@ -105,9 +105,7 @@ def compare(
         for spec in policy_specs(wanted, environment.arms, environment.gives, arguments.reward)
     ]
     policies = [make_policy(spec, arguments.reward, environment.arms, drafters) for spec in dict.fromkeys(specs)]
-    used = {reward.name for policy in policies if (reward := getattr(policy, "reward", None)) is not None}
-    if arguments.reward and arguments.reward not in used:
-        raise InputError(f"--reward: expected a policy that takes {arguments.reward}, found none; leave it out")
+    check_reward(arguments.reward, policies)
     carry_over = getattr(arguments, "carry_over", "none")  # synthetic streams have one query
     results = []
     with console.progress(arguments.quiet) as display:

@@ -68,6 +68,13 @@ def make_policy(spec: str, reward: str | None = None, arms: Sequence[str] = (), 
     return POLICIES[name](**options)
 
 
+def check_reward(reward: str | None, policies: Sequence[Policy]) -> None:
+    """Refuses a default reward that none of the policies takes."""
+    used = {own.name for policy in policies if (own := getattr(policy, "reward", None)) is not None}
+    if reward is not None and reward not in used:
+        raise InputError(f"reward: expected a policy that takes {reward}, found none; leave it out")
+
+
 def policy_specs(spec: str, arms: Sequence[str], gives: frozenset[str], reward: str | None = None) -> list[str]:
     """`spec` itself, or for `all` every policy that an environment with these arms and signals can feed."""
     if spec != "all":
@@ -93,6 +100,7 @@ __all__ = [
     "RandomArm",
     "ThompsonTrials",
     "argmax_random",
+    "check_reward",
     "make_policy",
     "policy_specs",
 ]
