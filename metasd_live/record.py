@@ -258,6 +258,7 @@ def record(
         trace = calibrated(trace, recorder, calibration, repetitions, on_calibration)
     whole = shards / out.name  # among the shards, so that a kill leaves nothing elsewhere
     traces.write(trace, whole, force=True)
+    check_free(out, force)  # it may have appeared meanwhile
     whole.replace(out)
     shutil.rmtree(shards)
     return trace

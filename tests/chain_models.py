@@ -13,6 +13,8 @@ from metasd_live.drafters.causal import CausalDrafter
 from metasd_live.drafters.none import NoDraft
 from metasd_live.model import ModelState
 
+torch.set_num_threads(1)  # the models are too small to share, and threads do not live on in a fork
+
 
 class ChainModel:
     """Stands in for `CausalModel`. The cache is the list of tokens; a text's first token has token 0 before it."""
@@ -60,7 +62,7 @@ class ChainTarget(ChainModel):
 
 
 class TableDrafter:
-    """A point mass: a function of the last two tokens, which proposes nothing where it is -1."""
+    """A point mass: a function of the last two tokens, 0 before the first; it proposes nothing where that is -1."""
 
     point_mass = True
 
@@ -121,29 +123,32 @@ def text_laws(logits, temperature, prompt, limit, eos=()):
     return finished
 
 
+def _pool_rare(cells, size, least):
+    """cells [rows, n] with the smallest in one cell, as many as it takes for each to have a `size` of `least`."""
+    order = np.argsort(size, kind="stable")
+    cells, size = cells[:, order], size[order]
+    rare = max(np.count_nonzero(size < least), 1 + int(np.searchsorted(size.cumsum(), least)))
+    return np.column_stack([cells[:, :rare].sum(axis=1), cells[:, rare:]])
+
+
 def fit_p_value(texts, law, least=5.0):
-    """Chi-square of texts against their law, where texts expected less than `least` times share one cell."""
+    """Chi-square of texts against their law; rare ones share a cell, impossible ones give 0."""
     possible = {text: p for text, p in law.items() if p > 0}
     if not set(texts) <= set(possible):
         return 0.0
     counts = dict.fromkeys(possible, 0)
     for text in texts:
         counts[text] += 1
-    observed = np.array(list(counts.values()))
     expected = len(texts) * np.array(list(possible.values()))
-    rare = expected < least
-    if rare.any():
-        observed, expected = (np.append(x[~rare], x[rare].sum()) for x in (observed, expected))
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    return float(chi2.sf(statistic, len(observed) - 1))
+    observed, expected = _pool_rare(np.stack([list(counts.values()), expected]), expected, least)
+    return float(chi2.sf(((observed - expected) ** 2 / expected).sum(), len(observed) - 1))
 
 
 def same_law_p_value(a, b, least=10):
-    """Two-sample chi-square of hashable outcomes, where outcomes seen less than `least` times share one cell."""
+    """Two-sample chi-square of hashable outcomes; rare ones share a cell."""
     outcomes = {outcome: i for i, outcome in enumerate(dict.fromkeys([*a, *b]))}
     counts = np.zeros((2, len(outcomes)))
     for row, sample in zip(counts, (a, b), strict=True):
         np.add.at(row, [outcomes[outcome] for outcome in sample], 1)
-    rare = counts.sum(axis=0) < least
-    cells = np.column_stack([counts[:, ~rare], counts[:, rare].sum(axis=1)]) if rare.any() else counts
+    cells = _pool_rare(counts, counts.sum(axis=0), least)
     return float(chi2_contingency(cells, correction=False).pvalue)

@@ -1,6 +1,6 @@
 """A recording that is killed, at any moment, resumes and ends as if nothing had happened; what does not fit is refused.
 
-Children are forked: they record with one thread, and are killed by SIGKILL, which leaves them no last word.
+Children are forked, and killed by SIGKILL, which leaves them no last word.
 """
 
 import os
@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from metasd_live.prompts import Prompt
 from metasd_live.record import Recorder, record
@@ -29,15 +28,6 @@ PROMPTS = [Prompt(f"p{i}", f"{i % 4} {i % 3} 1", "odd" if i % 2 else "even") for
 KILLS = 24
 NAME = "trace.safetensors"
 SHARDS = NAME + ".shards"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Threads of the parent do not live on in a fork; and they are part of a recording's settings."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def a_recorder(**changes):

@@ -3,7 +3,7 @@ text, compared by two-sample chi-square; wrong replays are rejected by the same 
 runs agree round by round."""
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import pytest
@@ -22,28 +22,32 @@ from .chain_models import ChainTarget, chain_logits, law_arm, no_draft, same_law
 
 VOCABULARY = 4
 PROMPT = [1, 2]
-LIMIT = 10
-RUNS = 5_000
+ROWS, RUNS = 200, 5_000
 RULE = Rule("rejection", 0.8)
-UCB_BE, UCB_BD = "metasd-ucb:reward=be,beta=0.3", "metasd-ucb:reward=bd-verified,beta=0.3"
-POLICIES = [UCB_BE, UCB_BD, "thompson-trials", "hedge:eta=1"]
-WHOLE_BLOCKS = "metasd-ucb:reward=bd,beta=0.2"
-CASES = [((0,), policy) for policy in (*POLICIES, WHOLE_BLOCKS)] + [
-    ((), UCB_BD),
-    ((), "hedge:eta=1"),
-    ((), WHOLE_BLOCKS),
-]
+UCB_BE, UCB_VERIFIED, UCB_BLOCK = (f"metasd-ucb:reward={reward},beta=0.3" for reward in ("be", "bd-verified", "bd"))
+HEDGE = "hedge:eta=1"
+# end of sequence, most new tokens, whether blocks are recorded past a rejection
+ENDING, ENDLESS, BLOCKS = ((0,), 10, False), ((), 9, False), ((0,), 4, True)
+CASES = [(ENDING, policy) for policy in (UCB_BE, UCB_VERIFIED, "thompson-trials", HEDGE)]
+CASES += [(ENDLESS, UCB_VERIFIED), (BLOCKS, UCB_BLOCK)]
 FAMILY = 1e-3  # chance of any false alarm in the comparisons of this file, over all seeds
 LIMIT_OF_P = FAMILY / (7 * len(CASES))  # at most seven statistics a case
 
 
+def logits_of_the_target():
+    """Token 0, which ends some texts, is rare."""
+    logits = chain_logits(0, VOCABULARY)
+    logits[:, :, 0] -= 0.5
+    return logits
+
+
 def a_target(eos):
-    return ChainTarget(chain_logits(0, VOCABULARY), eos)
+    return ChainTarget(logits_of_the_target(), eos)
 
 
 def some_arms():
     return [
-        law_arm("near", chain_logits(0, VOCABULARY) + chain_logits(1, VOCABULARY, 0.7), 3),
+        law_arm("near", logits_of_the_target() + chain_logits(1, VOCABULARY, 0.7), 3),
         law_arm("far", chain_logits(2, VOCABULARY, 2.0, 0.3), 4),
         table_arm("table", 3, VOCABULARY, 2),
         no_draft(),
@@ -52,9 +56,9 @@ def some_arms():
 
 @cache
 @torch.inference_mode()
-def fresh_texts(eos):
+def fresh_texts(eos, limit, blocks):
     """One trace of a recorded text for each run; other randomness than the live runs'."""
-    recorder = Recorder(a_target(eos), some_arms(), LIMIT, RULE, seed=2, overlap_dtype="float32", blocks=True)
+    recorder = Recorder(a_target(eos), some_arms(), limit, RULE, seed=2, overlap_dtype="float32", blocks=blocks)
     text = " ".join(map(str, PROMPT))
     return traces.merge([recorder.record(i, Prompt(str(i), text)) for i in range(RUNS)])
 
@@ -67,8 +71,9 @@ class Runs:
     rounds: Rounds
     texts: list[list[int]]  # of each run
 
+    @cached_property
     def statistics(self):
-        """Of each run, as outcomes that can be counted; float sums are rounded to cells no exact value lies on."""
+        """Of each run, as outcomes that can be counted; sums of overlaps fall into cells."""
         rounds, count = self.rounds, self.run.max() + 1
 
         def per_run(values):
@@ -79,16 +84,14 @@ class Runs:
 
         pulls = np.stack([per_run(rounds.arm == arm) for arm in range(4)], axis=1)
         opening = [[] for _ in range(count)]
-        for run, *played in zip(
-            *map(np.ndarray.tolist, (self.run, rounds.arm, rounds.accepted, rounds.drafted)), strict=True
-        ):
+        for run, *played in np.stack([self.run, rounds.arm, rounds.accepted, rounds.drafted], axis=1).tolist():
             if len(opening[run]) < 2:
                 opening[run].append(tuple(played))
         found = {
             "tau": per_run(np.ones(len(self.run))).tolist(),
             "pulls": [tuple(row) for row in pulls.tolist()],
             "block efficiency": per_run(rounds.accepted).tolist(),
-            "verified overlap": cells(np.nansum(rounds.overlap, axis=1), 0.4),
+            "overlaps": cells(np.nansum(rounds.overlap, axis=1), 0.4),
             "first two rounds": [tuple(played) for played in opening],
             "first arms and text": [
                 (rows[0][0], rows[-1][0], *text[:3]) for rows, text in zip(opening, self.texts, strict=True)
@@ -99,39 +102,37 @@ class Runs:
         return found
 
 
-def play(policy, environment, runs, seed):
-    """`runs` rows of one query, or one row of so many queries."""
+def play(policy, environment, rows):
+    """Rounds by run; each query is a run of its own, since the policy restarts."""
     policy = make_policy(policy)
     policy.needs = policy.needs | {OVERLAP}
-    history = simulate(policy, environment, runs=runs, seed=seed, history=True).history
-    run = history.row if runs > 1 else history.query
-    return run, history.rounds
+    history = simulate(policy, environment, runs=rows, seed=1, history=True).history
+    run = history.row * environment.queries + history.query
+    order = np.argsort(run, kind="stable")
+    return run[order], history.rounds[order]
 
 
 @cache
 @torch.inference_mode()
-def live_runs(eos, policy):
-    environment = LiveEnvironment(a_target(eos), some_arms(), [PROMPT], LIMIT, RULE)
-    run, rounds = play(policy, environment, RUNS, seed=1)
-    order = np.argsort(run, kind="stable")
-    return Runs(run[order], rounds[order], [row[0].token_ids for row in environment.texts])
+def live_runs(eos, limit, blocks, policy):
+    environment = LiveEnvironment(a_target(eos), some_arms(), [PROMPT] * (RUNS // ROWS), limit, RULE)
+    run, rounds = play(policy, environment, ROWS)
+    return Runs(run, rounds, [text.token_ids for row in environment.texts for text in row])
 
 
 def replayed_runs(trace, policy):
-    """The policy restarts at each query, as at a new run."""
-    run, rounds = play(policy, ReplayEnvironment(trace), 1, seed=1)
+    run, rounds = play(policy, ReplayEnvironment(trace), 1)
     return Runs(run, rounds, [text.tolist() for text in np.split(trace.tokens, trace.offsets[1:-1])])
 
 
 def p_values(a, b):
-    a, b = a.statistics(), b.statistics()
-    assert a.keys() == b.keys()
-    return {name: same_law_p_value(a[name], b[name]) for name in a}
+    assert a.statistics.keys() == b.statistics.keys()
+    return {name: same_law_p_value(a.statistics[name], b.statistics[name]) for name in a.statistics}
 
 
-@pytest.mark.parametrize(("eos", "policy"), CASES)
-def test_replayed_runs_have_the_law_of_live_runs(eos, policy):
-    live, replayed = live_runs(eos, policy), replayed_runs(fresh_texts(eos), policy)
+@pytest.mark.parametrize(("texts", "policy"), CASES)
+def test_replayed_runs_have_the_law_of_live_runs(texts, policy):
+    live, replayed = live_runs(*texts, policy), replayed_runs(fresh_texts(*texts), policy)
     assert len(live.texts) == len(replayed.texts) == RUNS
     assert min(p_values(live, replayed).values()) > LIMIT_OF_P, p_values(live, replayed)
 
@@ -141,7 +142,7 @@ def test_replayed_runs_have_the_law_of_live_runs(eos, policy):
 
 def laws_on_text(trace):
     """p and q of the arms with laws, of each recorded token; from the tables, not from the recorder."""
-    tables = [chain_logits(0, VOCABULARY), *(arm.drafter.model.table for arm in some_arms()[:2])]
+    tables = [logits_of_the_target(), *(arm.drafter.model.table.numpy() for arm in some_arms()[:2])]
     laws = [softmax(np.reshape(table, (VOCABULARY,) * 3) / RULE.temperature, axis=-1) for table in tables]
     texts = [[*PROMPT, *text] for text in np.split(trace.tokens, trace.offsets[1:-1])]
     triples = np.array([text[t : t + 3] for text in texts for t in range(len(text) - 2)])
@@ -175,10 +176,6 @@ def accepts_the_overlap(trace):
     return replace(trace, accept=np.where(trace.accept > 0, np.nan_to_num(trace.overlap), 0.0))
 
 
-def shows_the_next_overlap(trace):
-    return replace(trace, overlap=np.roll(trace.overlap, -1, axis=0))
-
-
 def accepts_point_masses_for_sure(trace):
     """As if nobody had looked whether the text agrees."""
     accept = trace.accept.copy()
@@ -187,28 +184,36 @@ def accepts_point_masses_for_sure(trace):
 
 
 def test_recorded_acceptance_is_the_ratio_of_the_laws():
-    trace = fresh_texts((0,))
+    trace = fresh_texts(*ENDING)
     right = with_acceptance(trace, lambda p, q: np.minimum(1.0, q / p))
     np.testing.assert_allclose(trace.accept, right.accept, atol=1e-6)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("wrong", [accepts_as_if_drafted, accepts_the_overlap, accepts_point_masses_for_sure])
-def test_wrong_acceptance_is_rejected(policy, wrong):
-    found = p_values(live_runs((0,), policy), replayed_runs(wrong(fresh_texts((0,))), policy))
+def test_wrong_acceptance_is_rejected(wrong):
+    found = p_values(live_runs(*ENDING, UCB_VERIFIED), replayed_runs(wrong(fresh_texts(*ENDING)), UCB_VERIFIED))
     assert min(found["tau"], found["first two rounds"]) < LIMIT_OF_P / 1e3
 
 
-@pytest.mark.parametrize("policy", [UCB_BD, "hedge:eta=1"])
-def test_wrong_feedback_is_rejected(policy):
-    found = p_values(live_runs((0,), policy), replayed_runs(shows_the_next_overlap(fresh_texts((0,))), policy))
-    assert min(found["pulls"], found["verified overlap"]) < LIMIT_OF_P / 1e3
+@pytest.mark.parametrize(
+    ("texts", "policy", "wrong"),
+    [
+        (ENDING, UCB_VERIFIED, lambda trace: replace(trace, overlap=np.roll(trace.overlap, -1, axis=0))),
+        (ENDING, HEDGE, lambda trace: replace(trace, overlap=np.roll(trace.overlap, -1, axis=0))),
+        (BLOCKS, UCB_BLOCK, lambda trace: replace(trace, block_tail=trace.overlap)),
+    ],
+    ids=["the next token's", "the next token's, of every arm", "the rejected token's, for those past it"],
+)
+def test_wrong_overlaps_are_rejected(texts, policy, wrong):
+    found = p_values(live_runs(*texts, policy), replayed_runs(wrong(fresh_texts(*texts)), policy))
+    assert min(found["pulls"], found["overlaps"]) < LIMIT_OF_P / 1e3
 
 
 # --- round by round
 
 
-PATHS = ["random", "kl-ucb-trials", *POLICIES, *(f"fixed:{arm}" for arm in ("near", "far", "table", "none"))]
+PATHS = ["random", UCB_BE, UCB_VERIFIED, "kl-ucb-trials", "thompson-trials", HEDGE]
+PATHS += [f"fixed:{arm}" for arm in ("near", "far", "table", "none")]
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule("gumbel", 0.8)])
