@@ -53,25 +53,20 @@ def add_common(command: argparse.ArgumentParser) -> None:
 
 
 def run(build_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None) -> int:
-    """Parses and runs; InputError becomes one line on stderr and exit code 2."""
+    """Parses and runs; bad input and failed files become one line on stderr and exit code 2."""
     command = build_parser()
     try:
         arguments = command.parse_args(argv)
         if getattr(arguments, "json", None) == "-":
             arguments.quiet = True
         arguments.run(arguments)
-    except InputError as error:
-        if "--debug" in (sys.argv[1:] if argv is None else argv):
-            raise
-        print(f"{command.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
         sys.stderr.close()
         return 1
-    except OSError as error:
+    except (InputError, OSError) as error:
         if "--debug" in (sys.argv[1:] if argv is None else argv):
             raise
-        print(f"{command.prog}: error: {error}", file=sys.stderr)
+        print(f"{command.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{command.prog}: interrupted", file=sys.stderr)
