@@ -27,6 +27,24 @@ class Reward(Protocol):
     def sigma(self, max_draft: int) -> float | None:
         """Sub-Gaussian constant per unit of weight, or None where none is known."""
 
+    def tokens(self, estimate: FloatArray, longest: FloatArray, max_draft: int) -> FloatArray:
+        """Tokens per round of an arm whose reward is `estimate` and whose longest draft so far is `longest`.
+
+        Under the stationary model; arguments [n, arms]. Increasing in `estimate`, so bounds map to bounds.
+        """
+
+
+def _tokens_of_rate(alpha: FloatArray, length: FloatArray) -> FloatArray:
+    """g(alpha) = (1 - alpha^(L+1)) / (1 - alpha) with real lengths, L + 1 at alpha = 1."""
+    miss = np.clip(1.0 - alpha, 1e-12, 1.0 - 1e-12)
+    return -np.expm1((length + 1.0) * np.log1p(-miss)) / miss
+
+
+def _tokens_of_trials(estimate: FloatArray, longest: FloatArray, max_draft: int) -> FloatArray:
+    """A full draft has alpha as its estimate; a shorter one counts one failure a round: E N / (E N + 1)."""
+    short = np.minimum(1.0 / np.maximum(1.0 - np.clip(estimate, 0.0, 1.0), 1e-12), longest + 1.0)
+    return np.where(longest < max_draft, short, _tokens_of_rate(estimate, longest))
+
 
 def _overlap(rounds: Rounds) -> FloatArray:
     if rounds.overlap is None:
@@ -47,6 +65,9 @@ class BlockEfficiency:
     def sigma(self, max_draft: int) -> float:
         return 0.5
 
+    def tokens(self, estimate: FloatArray, longest: FloatArray, max_draft: int) -> FloatArray:
+        return 1.0 + max_draft * np.clip(estimate, 0.0, 1.0)
+
 
 class BlockDivergence:
     """BD = (1/gamma) sum_{j=1..gamma} beta_j over all drafted positions, after a rejection too.
@@ -64,6 +85,9 @@ class BlockDivergence:
 
     def sigma(self, max_draft: int) -> float:
         return 0.5 / np.sqrt(max_draft)
+
+    def tokens(self, estimate: FloatArray, longest: FloatArray, max_draft: int) -> FloatArray:
+        return _tokens_of_rate(estimate * max_draft / np.maximum(longest, 1.0), longest)
 
 
 class VerifiedDivergence:
@@ -85,6 +109,9 @@ class VerifiedDivergence:
     def sigma(self, max_draft: int) -> float:
         return 0.5
 
+    def tokens(self, estimate: FloatArray, longest: FloatArray, max_draft: int) -> FloatArray:
+        return _tokens_of_trials(estimate, longest, max_draft)
+
 
 class AcceptanceTrials:
     """N successes in m trials: each accept or reject bit is a Bernoulli sample."""
@@ -98,6 +125,9 @@ class AcceptanceTrials:
 
     def sigma(self, max_draft: int) -> float:
         return 0.5
+
+    def tokens(self, estimate: FloatArray, longest: FloatArray, max_draft: int) -> FloatArray:
+        return _tokens_of_trials(estimate, longest, max_draft)
 
 
 class TokensPerSecond:
@@ -114,6 +144,9 @@ class TokensPerSecond:
 
     def sigma(self, max_draft: int) -> None:
         return None
+
+    def tokens(self, estimate: FloatArray, longest: FloatArray, max_draft: int) -> FloatArray:
+        raise InputError("objective: expected rounds for the reward tokens-per-second, a rate in time already")
 
 
 REWARDS: dict[str, type[Reward]] = {

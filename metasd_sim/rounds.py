@@ -33,6 +33,8 @@ class Rounds:
     seconds: FloatArray | None = None  # [n]
     overlap: FloatArray | None = None  # [n, max_draft] 1 - d_TV(p_j, q_j), NaN where unknown
     every_arm: FloatArray | None = None  # [n, arms, max_draft + 1] overlaps of all arms, NaN past the emitted tokens
+    feedback: Rounds | None = None  # shown to the policy instead of the round itself (noise)
+    seen: BoolArray | None = None  # [n] rows whose feedback arrived; None: all
 
     @property
     def trials(self) -> IntArray:
@@ -62,5 +64,10 @@ class Rounds:
         for field in fields(Rounds):
             if field.name != "max_draft":
                 values = [getattr(part, field.name) for part in parts]
-                columns[field.name] = None if any(v is None for v in values) else np.concatenate(values)
+                if any(value is None for value in values):
+                    columns[field.name] = None
+                else:
+                    columns[field.name] = (
+                        Rounds.concatenate(values) if field.name == "feedback" else np.concatenate(values)
+                    )
         return Rounds(max_draft=parts[0].max_draft, **columns)

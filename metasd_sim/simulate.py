@@ -183,7 +183,11 @@ def simulate(
             policy.restart(rows[fresh], keep, horizon)
         arms = policy.select(rows, context)
         played = environment.step(rows, arms)
-        policy.update(rows, played)
+        shown = played if played.feedback is None else played.feedback
+        if played.seen is None:
+            policy.update(rows, shown)
+        elif played.seen.any():
+            policy.update(rows[played.seen], shown[played.seen])
 
         if history:
             log.append((rounds_so_far[rows], rows, context.query, played))

@@ -42,8 +42,13 @@ class EnvironmentCase:
 POLICY_CASES = {
     **{f"metasd-ucb:{name}": PolicyCase(partial(MetaSDUCB, reward())) for name, reward in REWARDS.items()},
     "metasd-ucb:be,beta=0.3": PolicyCase(partial(MetaSDUCB, BlockEfficiency(), 0.3)),
+    "metasd-ucb:be,time": PolicyCase(partial(MetaSDUCB, BlockEfficiency(), objective="time")),
     "kl-ucb-trials": PolicyCase(KLUCBTrials),
     "kl-ucb-trials:c=3": PolicyCase(partial(KLUCBTrials, 3.0)),
+    "kl-ucb-trials:time": PolicyCase(partial(KLUCBTrials, objective="time")),
+    "thompson-trials:time": PolicyCase(
+        partial(ThompsonTrials, objective="time"), each_once_first=False, rows_independent=False
+    ),
     "thompson-trials": PolicyCase(ThompsonTrials, each_once_first=False, rows_independent=False),
     "hedge": PolicyCase(Hedge, each_once_first=False),
     "hedge:eta=0.7": PolicyCase(partial(Hedge, 0.7), each_once_first=False),
@@ -153,7 +158,7 @@ def make_context(n, n_arms, eligible=None, new_query=False):
         eligible=eligible,
         horizon=np.full(n, 100),
         features=np.full((n, 4), 0.25),
-        truth=np.tile(np.linspace(0.2, 0.8, n_arms), (n, 1)),
+        truth=lambda scope, objective: np.tile(np.linspace(0.2, 0.8, n_arms), (n, 1)),
     )
 
 

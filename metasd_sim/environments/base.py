@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +17,8 @@ SECONDS = "seconds"
 EVERY_ARM = "every_arm"  # full information: every arm scored on the emitted tokens
 FEATURES = "features"
 TRUTH = "truth"  # oracles only
+SCOPES = ("stream", "segment", "query", "round")  # over which an oracle knows the best arm
+OBJECTIVES = ("rounds", "time")
 SIGNALS = frozenset({OVERLAP, BLOCK_OVERLAP, SECONDS, EVERY_ARM, FEATURES, TRUTH})
 
 
@@ -28,7 +31,9 @@ class Context:
     eligible: BoolArray | None = None  # [n, arms]; None: every arm
     horizon: IntArray | None = None  # [n] tokens the query may emit; never the length it will have
     features: FloatArray | None = None  # [n, d] of the prompt
-    truth: FloatArray | None = None  # [n, arms]
+    # truth(scope, objective) -> [n, arms]: the arm's expected tokens per round, or per second, from here on over
+    # the scope (SCOPES, OBJECTIVES); the largest is best. For oracles only.
+    truth: Callable[[str, str], FloatArray] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class FixedArms:
     query_seconds: FloatArray | None = None  # [queries, arms]
     query_tokens: IntArray | None = None  # [queries]
     plain: float | None = None  # seconds that plain decoding takes for one token
+    segment_rounds: FloatArray | None = None  # [budgets] E tau, the best arm in each segment or query
+    segment_seconds: FloatArray | None = None  # [budgets]
 
 
 @runtime_checkable

@@ -51,6 +51,8 @@ def make_policy(spec: str, reward: str | None = None, arms: Sequence[str] = (), 
     options: dict[str, object] = {}
     for part in rest.split(",") if rest else []:
         key, equals, value = part.partition("=")
+        if not equals and part and (positional := getattr(POLICIES[name], "positional", None)):
+            key, equals, value = positional, "=", part  # `oracle:query` is `oracle:scope=query`
         if key not in known or not equals:
             expected = ", ".join(f"{k}=..." for k in known) or "no parameters"
             raise InputError(f"policy: expected {expected} after {name}: and found {part!r}")
@@ -58,6 +60,9 @@ def make_policy(spec: str, reward: str | None = None, arms: Sequence[str] = (), 
             raise InputError(f"policy: expected each parameter of {name} once, found {key} twice")
         if key == "reward":
             options[key] = make_reward(value)
+            continue
+        if "str" in str(known[key].annotation):
+            options[key] = value
             continue
         try:
             options[key] = float(value)
@@ -80,11 +85,10 @@ def policy_specs(spec: str, arms: Sequence[str], gives: frozenset[str], reward: 
     if spec != "all":
         return [spec]
     specs = [f"fixed:{arm}" for arm in arms]
-    for name, factory in POLICIES.items():
+    for name in POLICIES:
         if name == "fixed":
             continue
-        takes_reward = "reward" in signature(factory).parameters and reward is None
-        variants = [f"{name}:reward={r}" for r in REWARDS] if takes_reward else [name]
+        variants = [f"{name}:reward={r}" for r in REWARDS] if name == "metasd-ucb" and reward is None else [name]
         specs += [variant for variant in variants if make_policy(variant, reward, arms).needs <= gives]
     return specs
 

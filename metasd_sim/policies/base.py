@@ -8,7 +8,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ..environments.base import Context
+from ..environments.base import OBJECTIVES, SECONDS, Context
+from ..errors import InputError
 from ..rewards import Reward
 from ..rounds import FloatArray, IntArray, Rounds
 
@@ -34,9 +35,22 @@ class Policy(Protocol):
     def update(self, rows: IntArray, rounds: Rounds) -> None: ...
 
 
+TINY = 1e-200  # stands for no pulls at all: quotients stay finite
+
+
 def parameter(value: float) -> str:
     """Short where that is exact, so that a policy's name makes the same policy again."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def policy_spec(name: str, **options: float | str | None) -> str:
+    """`name:key=value,...`, which `make_policy` reads; None stands for a default and is left out."""
+    parts = [
+        f"{key}={value if isinstance(value, str) else parameter(value)}"
+        for key, value in options.items()
+        if value is not None
+    ]
+    return f"{name}:{','.join(parts)}" if parts else name
 
 
 def argmax_random(index: FloatArray, uniform: FloatArray) -> IntArray:
@@ -57,14 +71,20 @@ def argmax_random(index: FloatArray, uniform: FloatArray) -> IntArray:
 class IndexPolicy(ABC):
     """Plays the eligible arm with the largest index, each eligible arm once first, ties at random.
 
-    Statistics per row and arm: pulls, and the sums of the reward's values and weights.
+    Statistics per row and arm: pulls, and the sums of the reward's values and weights. With the objective "time" the
+    index becomes tokens per second: the tokens per round that it stands for, over the arm's mean seconds per round.
     """
 
     play_each_first: bool = True
 
-    def __init__(self, reward: Reward) -> None:
+    def __init__(self, reward: Reward, objective: str = "rounds") -> None:
+        if objective not in OBJECTIVES:
+            raise InputError(f"objective: expected one of {', '.join(OBJECTIVES)}; found {objective!r}")
+        if objective == "time" and reward.name == "tokens-per-second":
+            raise InputError("objective: expected rounds for the reward tokens-per-second, a rate in time already")
         self.reward = reward
-        self.needs = reward.needs
+        self.objective = objective
+        self.needs = reward.needs | ({SECONDS} if objective == "time" else set())
 
     def start(
         self, rows: int, arms: Sequence[str], max_draft: int, rng: np.random.Generator, horizon: int | None = None
@@ -75,10 +95,34 @@ class IndexPolicy(ABC):
         self.pulls = np.zeros((rows, len(arms)), order="F")  # [rows, arms]
         self.value = np.zeros((rows, len(arms)), order="F")  # [rows, arms]
         self.weight = np.zeros((rows, len(arms)), order="F")  # [rows, arms]
+        if self.objective == "time":
+            self.seconds = np.zeros((rows, len(arms)), order="F")  # [rows, arms]
+            self.longest = np.zeros((rows, len(arms)), order="F")  # [rows, arms] longest draft seen
 
     def restart(self, rows: IntArray, keep: float = 0.0, horizon: IntArray | None = None) -> None:
         for statistic in (self.pulls, self.value, self.weight):
             statistic[rows] *= keep
+        if self.objective == "time":
+            self.seconds[rows] *= keep
+            self.longest[rows] *= keep > 0
+
+    def spec(self, name: str, **options: float | str | None) -> str:
+        """The policy as `make_policy` reads it, with its objective unless that is the default."""
+        objective = None if self.objective == "rounds" else self.objective
+        return policy_spec(name, **options, objective=objective)
+
+    def estimates(self, view: IntArray | slice) -> tuple[FloatArray, FloatArray]:
+        """New arrays: each arm's mean reward and number of samples behind it, [n, arms].
+
+        Samples are the weights of a reward that counts several a round. A reward without a sigma (tokens per second,
+        whose weights are seconds) is divided by the row's largest estimate, and its pulls are the samples.
+        """
+        samples = np.maximum(self.weight[view], TINY)
+        mean = self.value[view] / samples
+        if self.reward.sigma(self.max_draft) is None:
+            mean /= np.maximum(mean.max(axis=1, keepdims=True), TINY)
+            samples = np.maximum(self.pulls[view], TINY)
+        return mean, samples
 
     @abstractmethod
     def index(self, rows: IntArray | slice) -> FloatArray:
@@ -91,6 +135,9 @@ class IndexPolicy(ABC):
         # one draw per row of the whole batch: a row's luck does not depend on which others still run
         uniform = self.rng.random(total)[view]
         index = self.index(view)
+        if self.objective == "time":
+            pace = self.seconds[view] / np.maximum(self.pulls[view], TINY)
+            index = self.reward.tokens(index, self.longest[view], self.max_draft) / np.maximum(pace, TINY)
         if self.play_each_first:
             index[self.pulls[view] == 0] = np.inf
         if context.eligible is not None:
@@ -103,3 +150,8 @@ class IndexPolicy(ABC):
         self.pulls.T.reshape(-1)[at] += 1
         self.value.T.reshape(-1)[at] += value
         self.weight.T.reshape(-1)[at] += weight
+        if self.objective == "time":
+            assert rounds.seconds is not None
+            self.seconds.T.reshape(-1)[at] += rounds.seconds
+            longest = self.longest.T.reshape(-1)
+            longest[at] = np.maximum(longest[at], rounds.drafted)

@@ -10,7 +10,7 @@ from scipy.special import softmax
 from ..environments.base import EVERY_ARM, Context
 from ..errors import InputError
 from ..rounds import IntArray, Rounds
-from .base import parameter
+from .base import policy_spec
 
 
 class Hedge:
@@ -55,4 +55,4 @@ class Hedge:
         self.seen[rows] += 1
 
     def __str__(self) -> str:
-        return "hedge" if self.eta is None else f"hedge:eta={parameter(self.eta)}"
+        return policy_spec("hedge", eta=self.eta)

@@ -8,7 +8,7 @@ from scipy.special import entr, xlogy
 from ..errors import InputError
 from ..rewards import AcceptanceTrials
 from ..rounds import FloatArray, IntArray
-from .base import IndexPolicy, parameter
+from .base import IndexPolicy
 
 _TINY = 1e-300
 
@@ -42,8 +42,8 @@ class KLUCBTrials(IndexPolicy):
     standard proof wants c >= 3 (`ln ln t` is clamped at 0).
     """
 
-    def __init__(self, c: float = 0.0) -> None:
-        super().__init__(AcceptanceTrials())
+    def __init__(self, c: float = 0.0, objective: str = "rounds") -> None:
+        super().__init__(AcceptanceTrials(), objective)
         if not (np.isfinite(c) and c >= 0):
             raise InputError(f"c: expected a finite number, 0 or larger; found {c}")
         self.c = c
@@ -55,4 +55,4 @@ class KLUCBTrials(IndexPolicy):
         return kl_upper(self.value[rows] / trials, level[:, None] / np.maximum(self.weight[rows], 1e-12))
 
     def __str__(self) -> str:
-        return f"kl-ucb-trials:c={parameter(self.c)}" if self.c else "kl-ucb-trials"
+        return self.spec("kl-ucb-trials", c=self.c or None)

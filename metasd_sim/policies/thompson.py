@@ -7,7 +7,7 @@ import numpy as np
 from ..errors import InputError
 from ..rewards import AcceptanceTrials
 from ..rounds import FloatArray, IntArray
-from .base import IndexPolicy, parameter
+from .base import IndexPolicy
 
 
 class ThompsonTrials(IndexPolicy):
@@ -19,8 +19,8 @@ class ThompsonTrials(IndexPolicy):
 
     play_each_first = False
 
-    def __init__(self, prior_a: float = 1.0, prior_b: float = 1.0) -> None:
-        super().__init__(AcceptanceTrials())
+    def __init__(self, prior_a: float = 1.0, prior_b: float = 1.0, objective: str = "rounds") -> None:
+        super().__init__(AcceptanceTrials(), objective)
         for name, value in (("prior_a", prior_a), ("prior_b", prior_b)):
             if not (np.isfinite(value) and value > 0):
                 raise InputError(f"{name}: expected a finite number above 0, found {value}")
@@ -32,4 +32,5 @@ class ThompsonTrials(IndexPolicy):
 
     def __str__(self) -> str:
         a, b = self.prior
-        return "thompson-trials" if a == b == 1 else f"thompson-trials:prior_a={parameter(a)},prior_b={parameter(b)}"
+        uniform = a == b == 1
+        return self.spec("thompson-trials", prior_a=None if uniform else a, prior_b=None if uniform else b)

@@ -9,9 +9,7 @@ import numpy as np
 from ..errors import InputError
 from ..rewards import Reward
 from ..rounds import FloatArray, IntArray
-from .base import IndexPolicy, parameter
-
-_TINY = 1e-200  # stands for no pulls at all: the quotients below stay finite
+from .base import IndexPolicy
 
 
 class MetaSDUCB(IndexPolicy):
@@ -23,8 +21,8 @@ class MetaSDUCB(IndexPolicy):
     A reward without a sigma has its estimates divided by the row's largest, and `beta = 0.5`: no bound is claimed.
     """
 
-    def __init__(self, reward: Reward, beta: float | None = None) -> None:
-        super().__init__(reward)
+    def __init__(self, reward: Reward, beta: float | None = None, objective: str = "rounds") -> None:
+        super().__init__(reward, objective)
         if beta is not None and not (np.isfinite(beta) and beta >= 0):
             raise InputError(f"beta: expected a finite number, 0 or larger; found {beta}")
         self.beta = beta
@@ -34,21 +32,13 @@ class MetaSDUCB(IndexPolicy):
     ) -> None:
         super().start(rows, arms, max_draft, rng, horizon)
         sigma = self.reward.sigma(max_draft)
-        self.scaled = sigma is None
         default = 0.5 if sigma is None else 2 * sigma
         self.width = default if self.beta is None else self.beta
 
     def index(self, rows: IntArray | slice) -> FloatArray:
-        pulls, weight = self.pulls[rows], self.weight[rows]
-        played = np.maximum(weight, _TINY)
-        mean = self.value[rows] / played
-        samples = played
-        if self.scaled:  # weights are seconds there, not samples
-            mean /= np.maximum(mean.max(axis=1, keepdims=True), _TINY)
-            samples = np.maximum(pulls, _TINY)
-        log_t = np.log(pulls.sum(axis=1) + 1)
+        mean, samples = self.estimates(rows)
+        log_t = np.log(self.pulls[rows].sum(axis=1) + 1)
         return mean + self.width * np.sqrt(2 * log_t[:, None] / samples)
 
     def __str__(self) -> str:
-        beta = "" if self.beta is None else f",beta={parameter(self.beta)}"
-        return f"metasd-ucb:reward={self.reward.name}{beta}"
+        return self.spec("metasd-ucb", reward=self.reward.name, beta=self.beta)
