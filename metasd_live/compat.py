@@ -10,6 +10,7 @@ import inspect
 from importlib.metadata import version
 from typing import Any
 
+import torch
 from packaging.specifiers import SpecifierSet
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
@@ -36,6 +37,20 @@ def forward_names(model: Any) -> dict[str, str]:
     return names
 
 
+def check_rows(model: Any, name: str) -> None:
+    """Refuses models that cannot read rows of unequal lengths: those need a mask and positions of their own, and
+    windows that slide over places in the cache, not positions, would see the gaps that rejected drafts leave."""
+    parameters = inspect.signature(model.forward).parameters
+    missing = [key for key in ("attention_mask", "position_ids") if key not in parameters]
+    sliding = any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers)
+    if missing or sliding:
+        reason = f"no argument {' and '.join(missing)}" if missing else "layers that slide over a window"
+        raise InputError(
+            f"batch size: expected 1 for {name} of type {model.config.model_type}, which has {reason}; "
+            f"decode its prompts one after the other"
+        )
+
+
 def check_rollback(model: Any, name: str) -> None:
     """Refuses models with a state that a rejected draft would spoil for good."""
     stateful = getattr(model, "_is_stateful", False)
@@ -44,7 +59,7 @@ def check_rollback(model: Any, name: str) -> None:
     unknown = sorted({type(layer).__name__ for layer in layers if type(layer) not in restorable})
     if stateful or unknown:
         raise InputError(
-            f"target: expected a model of attention layers, whose cache can be rolled back; found {name} of type "
+            f"{name}: expected a model of attention layers, whose cache can be rolled back; found the type "
             f"{model.config.model_type} with {', '.join(unknown) or 'a recurrent state'}; choose another model"
         )
 
@@ -59,3 +74,17 @@ def crop(cache: DynamicCache, tokens: int) -> None:
     """Forgets the last `tokens` tokens; `Cache.crop(0)` means different things in different layers and versions."""
     if tokens:
         cache.crop(-tokens)
+
+
+def select_rows(cache: DynamicCache, rows: torch.Tensor) -> None:
+    """Keeps these rows of a batch."""
+    cache.batch_select_indices(rows)
+
+
+def select_slots(cache: DynamicCache, slots: torch.Tensor) -> None:
+    """Keeps of each row the places `slots` [rows, n] along the sequence."""
+    for layer in cache.layers:
+        for name in ("keys", "values"):
+            whole = getattr(layer, name)  # [rows, heads, slots, head size]
+            at = slots[:, None, :, None].to(whole.device).expand(-1, whole.shape[1], -1, whole.shape[3])
+            setattr(layer, name, whole.gather(2, at))

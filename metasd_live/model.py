@@ -22,6 +22,18 @@ class ModelState:
     length: int = 0  # tokens cached
 
 
+@dataclass
+class BatchState:
+    """What a model remembers of several rows, in one cache.
+
+    Rows differ in length, so places of the cache are masked where a row has padding or forgot what was rejected.
+    """
+
+    cache: Any
+    valid: torch.Tensor  # [rows, slots] bool: the place holds a token of the row
+    length: list[int]  # [rows] tokens cached
+
+
 class CausalModel:
     """One forward pass over new tokens, on one device, in one dtype."""
 
@@ -64,11 +76,73 @@ class CausalModel:
         compat.crop(state.cache, tokens)
         state.length -= tokens
 
+    @torch.inference_mode()
+    def prefill_rows(self, prompts: Sequence[Sequence[int]]) -> BatchState:
+        """`prefill` of several prompts in one pass."""
+        compat.check_rows(self.model, self.name)
+        none = torch.zeros((len(prompts), 0), dtype=torch.bool, device=self.device)
+        state = BatchState(compat.new_cache(), none, [0] * len(prompts))
+        if max(map(len, prompts)) > 1:
+            # a row that sees nothing at all has no softmax: a prompt of one token reads it, and forgets it again
+            self._pass_rows(state, [list(prompt[:-1] or prompt) for prompt in prompts], logits_to_keep=1)
+            self.rollback_rows(state, [int(len(prompt) == 1) for prompt in prompts])
+        return state
+
+    @torch.inference_mode()
+    def forward_rows(self, state: BatchState, ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """`forward` of every row: logits [len(ids[row]), vocab], float32."""
+        logits = self._pass_rows(state, ids, logits_to_keep=0)
+        return [row[: len(own)].float() for row, own in zip(logits, ids, strict=True)]
+
+    @torch.inference_mode()
+    def rollback_rows(self, state: BatchState, tokens: Sequence[int]) -> None:
+        """Each row forgets its last `tokens[row]` cached tokens."""
+        keep = torch.tensor([n - forget for n, forget in zip(state.length, tokens, strict=True)], device=self.device)
+        state.valid &= state.valid.cumsum(dim=1) <= keep[:, None]
+        state.length = keep.tolist()
+        longest, slots = max(state.length), state.valid.shape[1]
+        if slots > 2 * longest + 64:  # more gaps than tokens: close them
+            at = state.valid.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :longest]
+            compat.select_slots(state.cache, at)
+            state.valid = state.valid.gather(1, at)
+        else:
+            used = int(state.valid.any(dim=0).nonzero().max()) + 1 if longest else 0
+            compat.crop(state.cache, slots - used)
+            state.valid = state.valid[:, :used]
+
+    @torch.inference_mode()
+    def select_rows(self, state: BatchState, rows: Sequence[int]) -> None:
+        """Keeps these rows."""
+        at = torch.tensor(list(rows), device=self.device)
+        if state.valid.shape[1]:
+            compat.select_rows(state.cache, at)
+        state.valid = state.valid[at]
+        state.length = [state.length[row] for row in rows]
+
     def clock(self) -> float:
         """Seconds, once the device has done all that it was told to."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
+
+    def _pass_rows(self, state: BatchState, ids: Sequence[Sequence[int]], logits_to_keep: int) -> torch.Tensor:
+        width = max(map(len, ids))
+        tokens = torch.tensor([[*row, *[row[-1]] * (width - len(row))] for row in ids], device=self.device)
+        count = torch.tensor([len(row) for row in ids], device=self.device)
+        column = torch.arange(width, device=self.device)
+        start = torch.tensor(state.length, device=self.device)
+        state.valid = torch.cat([state.valid, column < count[:, None]], dim=1)
+        arguments = {
+            self._names["cache"]: state.cache,
+            "use_cache": True,
+            "attention_mask": state.valid.long(),
+            "position_ids": start[:, None] + torch.minimum(column, count[:, None] - 1),
+        }
+        if "logits_to_keep" in self._names:
+            arguments[self._names["logits_to_keep"]] = logits_to_keep
+        logits: torch.Tensor = self.model(tokens, **arguments).logits
+        state.length = [n + len(row) for n, row in zip(state.length, ids, strict=True)]
+        return logits
 
     def _pass(self, state: ModelState, ids: Sequence[int], logits_to_keep: int) -> torch.Tensor:
         arguments = {self._names["cache"]: state.cache, "use_cache": True}

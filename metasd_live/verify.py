@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -102,7 +102,13 @@ def settle(
 
 
 class TextRule(Protocol):
-    """The rule for one text; positions count its new tokens from 0."""
+    """The rule for one text; positions count its new tokens from 0. All but `process` take processed logits."""
+
+    def process(self, logits: torch.Tensor, context: Sequence[int], tokens: Sequence[int] = ()) -> torch.Tensor:
+        """Logits after the processors, as plain decoding applies them; [n, vocab].
+
+        `logits[j]` follows `context` and the first `j` of `tokens`.
+        """
 
     def laws(self, logits: torch.Tensor) -> torch.Tensor:
         """Probabilities of the same shape, for overlaps."""
@@ -123,8 +129,39 @@ class TextRule(Protocol):
         """A drafter's token given that it was rejected where the text has `token`, or None; laws and logits [vocab]."""
 
 
-class GreedyText:
+class _Text:
+    """What the three rules share."""
+
+    def __init__(self, rule: Rule, prompt_tokens: int) -> None:
+        self.temperature, self.warpers = rule.temperature, rule.warpers
+        self.processors = [p.for_prompt(prompt_tokens) if hasattr(p, "for_prompt") else p for p in rule.processors]
+
+    @torch.inference_mode()
+    def process(self, logits: torch.Tensor, context: Sequence[int], tokens: Sequence[int] = ()) -> torch.Tensor:
+        if not self.processors:
+            return logits
+        text = torch.tensor([[*context, *tokens]], device=logits.device)
+        rows = []
+        for j in range(len(logits)):
+            scores = logits[j : j + 1].clone()  # some processors write into it
+            for processor in self.processors:
+                scores = processor(text[:, : len(context) + j], scores)
+            rows.append(scores)
+        return torch.cat(rows)
+
+    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits over temperature, truncated."""
+        scores = tempered(logits, self.temperature)
+        for warper in self.warpers:
+            scores = warper(None, scores.reshape(-1, scores.shape[-1])).reshape(scores.shape)
+        return scores
+
+
+class GreedyText(_Text):
     """Overlaps come from the softmax at temperature 1, acceptance from the argmax."""
+
+    def __init__(self, rule: Rule | None = None, prompt_tokens: int = 0) -> None:
+        super().__init__(rule or Rule(), prompt_tokens)
 
     def laws(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.softmax(dim=-1)
@@ -143,20 +180,20 @@ class GreedyText:
         return None if choice == token else choice
 
 
-class RejectionText:
+class RejectionText(_Text):
     """Uniforms belong to positions, so a round without a draft uses what plain decoding would use.
 
     Drafts are sampled from a stream of their own: a draft beyond a rejection must not foretell a later one.
     """
 
-    def __init__(self, temperature: float, seed: np.random.SeedSequence, tokens: int) -> None:
+    def __init__(self, rule: Rule, seed: np.random.SeedSequence, tokens: int, prompt_tokens: int = 0) -> None:
+        super().__init__(rule, prompt_tokens)
         ours, drafters = (np.random.default_rng(child) for child in seed.spawn(2))
-        self.temperature = temperature
         self.accept, self.emit = ours.random((2, tokens)).tolist()
         self.drafts = drafters
 
     def laws(self, logits: torch.Tensor) -> torch.Tensor:
-        return tempered(logits, self.temperature).softmax(dim=-1)
+        return self.scaled(logits).softmax(dim=-1)
 
     def draft(self, logits: torch.Tensor, position: int) -> int:
         return sample(self.laws(logits), self.drafts.random())
@@ -184,11 +221,11 @@ class RejectionText:
         return sample(rest, uniform) if rest.sum() > 0 else None
 
 
-class GumbelText:
+class GumbelText(_Text):
     """The noise of a position is the same for target and drafters, and for every run with this seed."""
 
-    def __init__(self, temperature: float, seed: np.random.SeedSequence) -> None:
-        self.temperature = temperature
+    def __init__(self, rule: Rule, seed: np.random.SeedSequence, prompt_tokens: int = 0) -> None:
+        super().__init__(rule, prompt_tokens)
         self.key = seed.generate_state(1, np.uint64)[0]
 
     def noise(self, position: int, vocabulary: int) -> torch.Tensor:
@@ -197,14 +234,14 @@ class GumbelText:
         return torch.from_numpy(rng.gumbel(size=vocabulary))
 
     def laws(self, logits: torch.Tensor) -> torch.Tensor:
-        return tempered(logits, self.temperature).softmax(dim=-1)
+        return self.scaled(logits).softmax(dim=-1)
 
     def draft(self, logits: torch.Tensor, position: int) -> int:
         return int(self._choices(logits[None], position)[0])
 
     def _choices(self, logits: torch.Tensor, position: int) -> torch.Tensor:
         noise = torch.stack([self.noise(position + j, logits.shape[-1]) for j in range(len(logits))])
-        return (tempered(logits, self.temperature) + noise.to(logits.device)).argmax(dim=-1)
+        return (self.scaled(logits) + noise.to(logits.device)).argmax(dim=-1)
 
     def verify(self, logits: torch.Tensor, draft: Draft, position: int, eos: Collection[int], limit: int) -> Verdict:
         return _agree(self._choices(logits, position).tolist(), draft.tokens, eos, limit)
@@ -222,6 +259,9 @@ class Rule:
 
     verification: str = "greedy"
     temperature: float = 0.0
+    processors: tuple[Any, ...] = ()  # before the temperature; `make_rule` of sampling.py makes them
+    warpers: tuple[Any, ...] = ()  # after it
+    settings: tuple[str, ...] = ()  # what they are, in words
 
     def __post_init__(self) -> None:
         if self.verification not in RULES:
@@ -234,13 +274,13 @@ class Rule:
                 f"found {self.temperature} with {self.verification}"
             )
 
-    def open(self, seed: np.random.SeedSequence, tokens: int) -> TextRule:
-        """The rule for a text of up to `tokens` new tokens."""
+    def open(self, seed: np.random.SeedSequence, tokens: int, prompt_tokens: int = 0) -> TextRule:
+        """The rule for a text of up to `tokens` new tokens after those of a prompt."""
         if self.verification == "greedy":
-            return GreedyText()
+            return GreedyText(self, prompt_tokens)
         if self.verification == "rejection":
-            return RejectionText(self.temperature, seed, tokens)
-        return GumbelText(self.temperature, seed)
+            return RejectionText(self, seed, tokens, prompt_tokens)
+        return GumbelText(self, seed, prompt_tokens)
 
 
 def tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:

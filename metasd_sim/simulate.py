@@ -101,12 +101,14 @@ def simulate(
     carry_over: str = "none",
     history: bool = False,
     on_round: Callable[[IntArray, Rounds], None] | None = None,
+    fresh_policy: bool = True,
 ) -> Outcome:
     """Plays `runs` independent rows until each has emitted the last budget, or its stream has ended.
 
     `budget` in tokens: a number, an increasing array (one pass gives the whole curve; for policies that
     do not look at the horizon), or None for the whole stream. `on_round(rows, rounds)` is called after
-    every step. Memory does not grow with the budget unless `history` is asked for.
+    every step. `fresh_policy` False goes on with a policy that has played as many rows before. Memory does
+    not grow with the budget unless `history` is asked for.
     """
     for name, number, least in (("runs", runs, 1), ("seed", seed, 0)):
         if not isinstance(number, int | np.integer) or number < least:
@@ -123,13 +125,9 @@ def simulate(
     policy_seed, environment_seed = np.random.SeedSequence(seed).spawn(2)
     n_arms = len(environment.arms)
     environment.reset(runs, np.random.default_rng(environment_seed), policy.needs)
-    policy.start(
-        runs,
-        environment.arms,
-        environment.max_draft,
-        np.random.default_rng(policy_seed),
-        None if budget is None else int(budgets[-1]),
-    )
+    if fresh_policy:
+        last = None if budget is None else int(budgets[-1])
+        policy.start(runs, environment.arms, environment.max_draft, np.random.default_rng(policy_seed), last)
 
     timed = SECONDS in environment.gives
     rounds_so_far = np.zeros(runs, dtype=np.int64)

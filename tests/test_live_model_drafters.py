@@ -128,10 +128,10 @@ def test_after_any_rounds_every_model_knows_what_a_fresh_one_knows(kind, rule, n
             break
         environment.observe(np.array([0]))
         environment.step(np.array([0]), np.array([arm]))
-    context, models = environment.texts[0][0].context, environment._models[0]
+    context, state = environment.texts[0][0].context, environment._states.states[0]
     fresh = target.forward(target.prefill(context), context[-1:])
-    torch.testing.assert_close(target.forward(models.state, context[-1:]), fresh, atol=1e-4, rtol=0)
-    for arm, stream in zip(all_arms(kind), models.streams, strict=True):
+    torch.testing.assert_close(target.forward(state, context[-1:]), fresh, atol=1e-4, rtol=0)
+    for arm, stream in zip(all_arms(kind), environment._models[0].streams, strict=True):
         if isinstance(arm.drafter, CausalDrafter):
             for known in (context, context[: len(prompt)], context):  # an earlier context, and back again
                 fresh = arm.drafter.open(known).logits([*known, 0], 1)

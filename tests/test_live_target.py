@@ -80,7 +80,7 @@ RECURRENT = {
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_models_with_a_recurrent_state_are_refused_by_name(kind):
     model = RECURRENT[kind]({"vocab_size": VOCABULARY, "hidden_size": 16})
-    with refuses("target", "my-model", model.config.model_type, "rolled back"):
+    with refuses("my-model", model.config.model_type, "rolled back"):
         Target(model, tiny_tokenizer(), "my-model")
 
 

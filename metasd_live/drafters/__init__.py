@@ -78,6 +78,11 @@ class Arm:
     length: int  # 0: no draft
     files: tuple[str, ...] = ()  # that the drafter was read from
 
+    @property
+    def max_length(self) -> int | None:
+        """Tokens that the drafter's model has room for, if it has one."""
+        return getattr(self.drafter, "max_length", None)
+
     def __str__(self) -> str:
         return f"{self.drafter.name}@{self.length}" if self.length else self.drafter.name
 
@@ -159,9 +164,9 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def build_arms(specs: Sequence[ArmSpec], target: Target, draft_length: int = DRAFT_LENGTH) -> list[Arm]:
+def build_arms(specs: Sequence[ArmSpec], target: Target, draft_length: int = DRAFT_LENGTH, least: int = 1) -> list[Arm]:
     """Arms with distinct names; `draft_length` is for those that name none."""
-    if not specs:
+    if len(specs) < least:
         raise InputError("drafter: expected at least one, found none; pass --drafter, for instance --drafter lookup")
     if not 1 <= draft_length <= 64:
         raise InputError(f"draft length: expected 1 to 64, found {draft_length}")

