@@ -19,9 +19,9 @@ from metasd_sim.simulate import simulate
 
 from . import compat
 from .drafters import Arm, Draft, DraftStream, longest_draft
-from .drafters.base import LawStream, checked
+from .drafters.base import LawStream, checked, open_stream
 from .ending import Ending
-from .model import ModelState
+from .model import Features, ModelState
 from .prompts import Prompt
 from .sampling import check_processors
 from .target import Target
@@ -147,7 +147,8 @@ class LiveEnvironment:
         self.done = np.zeros(rows, dtype=bool)
         self.texts: list[list[Text]] = [[] for _ in range(rows)]  # [rows][queries begun]
         self._models: dict[int, _Models] = {}  # of each row's current text
-        self._states: _States = _Batch(self.target, rows) if self.parallel else _Singles(self.target)
+        wanted = any(arm.white_box for arm in self.live_arms)
+        self._states: _States = _Batch(self.target, rows, wanted) if self.parallel else _Singles(self.target, wanted)
         self._entropy = int(rng.integers(2**63))
         self._warm_up()
 
@@ -222,7 +223,7 @@ class LiveEnvironment:
             self.texts[row].append(Text(len(prompt), list(prompt), 0.0, self.drafting[number]))
             self._models[row] = _Models(
                 self.rule.open(np.random.SeedSequence(entropy), self.max_new_tokens, len(prompt)),
-                [self._open(arm, prompt) if self._may(row, arm) else None for arm in range(len(self.arms))],
+                [self._open(row, arm, prompt) if self._may(row, arm) else None for arm in range(len(self.arms))],
                 [0] * len(self.arms),
             )
             self.texts[row][-1].prefill_seconds = share + self.target.clock() - start
@@ -240,9 +241,9 @@ class LiveEnvironment:
         streams = self._models[row].streams
         return [self._may(row, arm) and streams[arm] is not None for arm in range(len(self.arms))]
 
-    def _open(self, arm: int, prompt: Sequence[int]) -> DraftStream | None:
+    def _open(self, row: int, arm: int, prompt: Sequence[int]) -> DraftStream | None:
         try:
-            return self.live_arms[arm].drafter.open(prompt)
+            return open_stream(self.live_arms[arm].drafter, prompt, self._states.features(row))
         except Exception as error:  # whatever a drafter raises
             self._retire(arm, error)
             return None
@@ -346,6 +347,8 @@ class _States(Protocol):
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None: ...
 
+    def features(self, row: int) -> Features | None: ...
+
     def forward(self, rows: Sequence[int], ids: Sequence[Sequence[int]]) -> list[torch.Tensor]: ...
 
     def rollback(self, rows: Sequence[int], tokens: Sequence[int]) -> None: ...
@@ -357,13 +360,16 @@ class _States(Protocol):
 class _Singles:
     """A cache for each row, a pass for each."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, features: bool) -> None:
+        self.target, self.wanted = target, features
         self.states: dict[int, ModelState] = {}
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         for row, prompt in zip(rows, prompts, strict=True):
-            self.states[row] = self.target.prefill(prompt)
+            self.states[row] = self.target.prefill(prompt, self.wanted) if self.wanted else self.target.prefill(prompt)
+
+    def features(self, row: int) -> Features | None:
+        return self.states[row].features
 
     def forward(self, rows: Sequence[int], ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         return [self.target.forward(self.states[row], own) for row, own in zip(rows, ids, strict=True)]
@@ -379,12 +385,15 @@ class _Singles:
 class _Batch:
     """One cache and one pass for all rows; finished ones are dropped."""
 
-    def __init__(self, target: Target, rows: int) -> None:
-        self.target = target
+    def __init__(self, target: Target, rows: int, features: bool) -> None:
+        self.target, self.wanted = target, features
         self.rows = list(range(rows))
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
-        self.state = self.target.prefill_rows(prompts)
+        self.state = self.target.prefill_rows(prompts, self.wanted)
+
+    def features(self, row: int) -> Features | None:
+        return None if self.state.features is None else self.state.features[self.rows.index(row)]
 
     def forward(self, rows: Sequence[int], ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         return self.target.forward_rows(self.state, ids)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,38 @@ import torch
 from metasd_sim.errors import InputError
 
 from . import compat
+from .linear import speed_up
+
+
+class Features:
+    """The model's hidden states that feed its head, of each token of one row's cache; what white-box drafters read."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._rows: torch.Tensor | None = None  # [capacity, d]
+
+    def append(self, hidden: torch.Tensor) -> None:
+        """hidden [n, d]."""
+        end = self.length + len(hidden)
+        if self._rows is None or end > len(self._rows):
+            rows = hidden.new_empty((2 * end + 64, hidden.shape[1]))
+            if self._rows is not None:
+                rows[: self.length] = self._rows[: self.length]
+            self._rows = rows
+        self._rows[self.length : end] = hidden
+        self.length = end
+
+    def forget(self, tokens: int) -> None:
+        self.length -= tokens
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        """[n, d]; of the rows there are."""
+        if self._rows is None:
+            return torch.empty((0, 0))
+        return self._rows[: self.length][rows]
 
 
 @dataclass
@@ -20,6 +53,7 @@ class ModelState:
 
     cache: Any
     length: int = 0  # tokens cached
+    features: Features | None = None  # where somebody reads them
 
 
 @dataclass
@@ -32,6 +66,7 @@ class BatchState:
     cache: Any
     valid: torch.Tensor  # [rows, slots] bool: the place holds a token of the row
     length: list[int]  # [rows] tokens cached
+    features: list[Features] | None = None  # [rows]
 
 
 class CausalModel:
@@ -41,6 +76,7 @@ class CausalModel:
         compat.check_version()
         compat.check_rollback(model, name)
         self.model = model.eval()
+        speed_up(model)
         self.name = name
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -57,9 +93,9 @@ class CausalModel:
             )
 
     @torch.inference_mode()
-    def prefill(self, ids: Sequence[int]) -> ModelState:
+    def prefill(self, ids: Sequence[int], features: bool = False) -> ModelState:
         """Caches all but the last token, which the first round reads, so that it emits the first new token."""
-        state = ModelState(compat.new_cache())
+        state = ModelState(compat.new_cache(), features=Features() if features else None)
         if len(ids) > 1:
             self._pass(state, ids[:-1], logits_to_keep=1)
         return state
@@ -75,13 +111,17 @@ class CausalModel:
             raise ValueError(f"rollback: expected 0..{state.length} tokens, found {tokens}")
         compat.crop(state.cache, tokens)
         state.length -= tokens
+        if state.features is not None:
+            state.features.forget(tokens)
 
     @torch.inference_mode()
-    def prefill_rows(self, prompts: Sequence[Sequence[int]]) -> BatchState:
+    def prefill_rows(self, prompts: Sequence[Sequence[int]], features: bool = False) -> BatchState:
         """`prefill` of several prompts in one pass."""
         compat.check_rows(self.model, self.name)
         none = torch.zeros((len(prompts), 0), dtype=torch.bool, device=self.device)
         state = BatchState(compat.new_cache(), none, [0] * len(prompts))
+        if features:
+            state.features = [Features() for _ in prompts]
         if max(map(len, prompts)) > 1:
             # a row that sees nothing at all has no softmax: a prompt of one token reads it, and forgets it again
             self._pass_rows(state, [list(prompt[:-1] or prompt) for prompt in prompts], logits_to_keep=1)
@@ -100,6 +140,8 @@ class CausalModel:
         keep = torch.tensor([n - forget for n, forget in zip(state.length, tokens, strict=True)], device=self.device)
         state.valid &= state.valid.cumsum(dim=1) <= keep[:, None]
         state.length = keep.tolist()
+        for own, forget in zip(state.features or (), tokens, strict=False):
+            own.forget(forget)
         longest, slots = max(state.length), state.valid.shape[1]
         if slots > 2 * longest + 64:  # more gaps than tokens: close them
             at = state.valid.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :longest]
@@ -118,12 +160,28 @@ class CausalModel:
             compat.select_rows(state.cache, at)
         state.valid = state.valid[at]
         state.length = [state.length[row] for row in rows]
+        if state.features is not None:
+            state.features = [state.features[row] for row in rows]
 
     def clock(self) -> float:
         """Seconds, once the device has done all that it was told to."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
+
+    @contextmanager
+    def _watching(self, wanted: bool) -> Iterator[list[torch.Tensor]]:
+        """Catches what the body hands to the head: [rows, n, d]."""
+        caught: list[torch.Tensor] = []
+        if not wanted:
+            yield caught
+            return
+        body = self.model.base_model
+        handle = body.register_forward_hook(lambda module, inputs, output: caught.append(output.last_hidden_state))
+        try:
+            yield caught
+        finally:
+            handle.remove()
 
     def _pass_rows(self, state: BatchState, ids: Sequence[Sequence[int]], logits_to_keep: int) -> torch.Tensor:
         width = max(map(len, ids))
@@ -140,7 +198,10 @@ class CausalModel:
         }
         if "logits_to_keep" in self._names:
             arguments[self._names["logits_to_keep"]] = logits_to_keep
-        logits: torch.Tensor = self.model(tokens, **arguments).logits
+        with self._watching(state.features is not None) as hidden:
+            logits: torch.Tensor = self.model(tokens, **arguments).logits
+        for row, own in enumerate(state.features or ()):
+            own.append(hidden[0][row, : len(ids[row])])
         state.length = [n + len(row) for n, row in zip(state.length, ids, strict=True)]
         return logits
 
@@ -148,6 +209,9 @@ class CausalModel:
         arguments = {self._names["cache"]: state.cache, "use_cache": True}
         if "logits_to_keep" in self._names:
             arguments[self._names["logits_to_keep"]] = logits_to_keep
-        logits: torch.Tensor = self.model(torch.tensor([list(ids)], device=self.device), **arguments).logits[0]
+        with self._watching(state.features is not None) as hidden:
+            logits: torch.Tensor = self.model(torch.tensor([list(ids)], device=self.device), **arguments).logits[0]
+        if state.features is not None:
+            state.features.append(hidden[0][0])
         state.length += len(ids)
         return logits[-logits_to_keep:]

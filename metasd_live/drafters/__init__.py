@@ -83,6 +83,11 @@ class Arm:
         """Tokens that the drafter's model has room for, if it has one."""
         return getattr(self.drafter, "max_length", None)
 
+    @property
+    def white_box(self) -> bool:
+        """Whether the drafter reads the target's hidden states."""
+        return getattr(self.drafter, "white_box", False)
+
     def __str__(self) -> str:
         return f"{self.drafter.name}@{self.length}" if self.length else self.drafter.name
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
 from metasd_sim.errors import InputError
 
 if TYPE_CHECKING:
+    from ..model import Features
     from ..verify import TextRule
 
 
@@ -57,6 +58,40 @@ class Drafter(Protocol):
 
     def open(self, prompt: Sequence[int]) -> DraftStream:
         """A stream for a new row or prompt, current at the prompt's end."""
+
+
+@runtime_checkable
+class WhiteBoxDrafter(Protocol):
+    """A drafter that reads the target's hidden states, which come with every pass at no further target call.
+
+    When it drafts after `context` they cover all of it but the last token; its law depends on where a round starts.
+    """
+
+    white_box: bool
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def point_mass(self) -> bool: ...
+
+    def open(self, prompt: Sequence[int], features: Features) -> StartLawStream: ...
+
+
+@runtime_checkable
+class StartLawStream(DraftStream, Protocol):
+    """A stream of a drafter with a law that depends on where a round starts."""
+
+    def logits_along(self, context: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        """What a round that starts after `context` would draw each of `tokens` from, if it drew the ones before."""
+
+
+def open_stream(drafter: Any, prompt: Sequence[int], features: Features | None) -> DraftStream:
+    """A stream of either kind of drafter."""
+    stream: DraftStream = (
+        drafter.open(prompt, features) if getattr(drafter, "white_box", False) else drafter.open(prompt)
+    )
+    return stream
 
 
 def checked(draft: Draft, vocab_size: int) -> Draft:
