@@ -27,7 +27,7 @@ from .drafters import Arm, Draft, longest_draft
 from .drafters.base import LawStream
 from .files import file_hash
 from .model import ModelState
-from .prompts import Prompt
+from .prompts import Prompt, prompt_features
 from .target import Target
 from .verify import Rule, TextRule, overlaps
 
@@ -80,6 +80,7 @@ class Recorder:
     def record(self, query: int, prompt: Prompt) -> Trace:
         """The trace of one prompt, the `query`-th of the recording, which gives it its randomness."""
         ids = self.encode(prompt)
+        names, features = prompt_features(prompt.text)
         return Trace(
             arms=tuple(arm.name for arm in self.arms),
             drafters=tuple(map(str, self.arms)),
@@ -87,6 +88,8 @@ class Recorder:
             verification=self.rule.verification,
             max_new_tokens=self.max_new_tokens,
             provenance=self.provenance,
+            features=np.array([features], dtype=np.float32),
+            feature_names=names,
             **self._decode(query, ids),
         )
 
@@ -315,6 +318,7 @@ def _resume(recorder: Recorder, prompts: Sequence[Prompt], path: Path) -> Trace:
         ("verification", recorder.rule.verification, found.verification),
         ("max_new_tokens", recorder.max_new_tokens, found.max_new_tokens),
         ("overlap_dtype", recorder.overlap_dtype, None if found.overlap is None else str(found.overlap.dtype)),
+        ("features", prompt_features("")[0], found.feature_names),
         *((f"provenance {key}", value, provenance.get(key)) for key, value in recorder.provenance.items()),
         ("prompt", expected_prompts, [(query.id, query.category, query.sha256) for query in found.queries]),
     ]
