@@ -17,7 +17,7 @@ from metasd_sim.rounds import FloatArray, IntArray
 
 from .decode import LiveEnvironment, LiveRound, Text, draft_tokens
 from .drafters import Arm, Draft, longest_draft
-from .drafters.base import LawStream
+from .drafters.base import LawStream, StartLawStream, open_stream
 from .target import Target
 from .verify import Rule, TextRule
 
@@ -120,8 +120,9 @@ def _draft_seconds(
     samples: list[tuple[int, int, float]] = []  # drafted, missed, seconds
     has_law = False
     for text in texts:
-        stream = arm.drafter.open(text.context[: text.prompt_tokens])
-        has_law = isinstance(stream, LawStream)
+        features = target.prefill(text.context, features=True).features if arm.white_box else None
+        stream = open_stream(arm.drafter, text.context[: text.prompt_tokens], features)
+        has_law = isinstance(stream, LawStream | StartLawStream)
         text_rule = rule.open(np.random.SeedSequence(0), text.position + max_draft)
         position, missed = 0, 0
         while position <= text.position:

@@ -19,7 +19,7 @@ from metasd_sim.simulate import simulate
 
 from . import compat
 from .drafters import Arm, Draft, DraftStream, longest_draft
-from .drafters.base import LawStream, checked, open_stream
+from .drafters.base import LawStream, StartLawStream, checked, open_stream
 from .ending import Ending
 from .model import Features, ModelState
 from .prompts import Prompt
@@ -426,6 +426,13 @@ def first_overlaps(
         own = rule.laws(rule.process(stream.logits(context, n), context[: len(context) - n], context[-n:]))
         return overlaps(laws, own, []).double().cpu().numpy()
     scores = np.zeros(n)
+    if isinstance(stream, StartLawStream):
+        for j in range(n):
+            before = context[: len(context) - n + j]
+            own = rule.process(stream.logits_along(before, context[len(before) : len(before) + 1]), before)
+            if len(own):
+                scores[j] = float(overlaps(laws[j : j + 1], rule.laws(own), []))
+        return scores
     for j in range(n):
         tokens = stream.draft(context[: len(context) - n + j], 1, rule, position - n + j).tokens
         if tokens:

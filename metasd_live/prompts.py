@@ -6,12 +6,17 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log1p, sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from metasd_sim.errors import InputError
+
+CODE = frozenset("(){}[]<>=+*/\\_;|&^%$#@~`")
+QUESTIONS = frozenset("?\u00bf\uff1f\u061f\u037e")  # also Spanish, full-width, Arabic and Greek ones
+QUOTES = frozenset("\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u300c\u300d")
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,28 @@ class Prompt:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def prompt_features(text: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Names and values, in [0, 1], of cheap statistics of a prompt in any language; nothing of them tells the text.
+
+    Shares are of its characters, under a square root, so that rare ones count; words are what spaces part.
+    """
+    words = text.split()
+    shares = {
+        "digits": sum(c.isdecimal() for c in text),
+        "code": sum(c in CODE for c in text),
+        "uppercase": sum(c.isupper() for c in text),
+        "newlines": text.count("\n"),
+        "non_ascii_letters": sum(c.isalpha() and not c.isascii() for c in text),
+        "questions": sum(c in QUESTIONS for c in text),
+        "quotes": sum(c in QUOTES for c in text),
+    }
+    features = {"length": min(1.0, log1p(len(text)) / 12)}  # 1 from e^12 = 163,000 characters on
+    features |= {name: sqrt(count / max(len(text), 1)) for name, count in shares.items()}
+    features["word_length"] = min(1.0, sum(map(len, words)) / max(len(words), 1) / 20)
+    features["repeated_words"] = 1 - len(set(words)) / len(words) if words else 0.0
+    return tuple(features), tuple(features.values())
 
 
 def read_prompts(

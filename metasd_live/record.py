@@ -24,11 +24,11 @@ from metasd_sim.traces import Query, Trace
 from .calibrate import REPETITIONS, measure_costs
 from .decode import draft_tokens
 from .drafters import Arm, Draft, longest_draft
-from .drafters.base import LawStream
+from .drafters.base import LawStream, StartLawStream, open_stream
 from .ending import Ending
 from .files import file_hash
 from .model import ModelState
-from .prompts import Prompt
+from .prompts import Prompt, prompt_features
 from .sampling import check_processors
 from .target import Target
 from .verify import Rule, TextRule, overlaps
@@ -52,6 +52,12 @@ class Recorder:
     def __post_init__(self) -> None:
         if self.blocks and self.rule.verification == "gumbel":
             raise InputError("blocks: expected greedy or rejection verification, found gumbel; record without --blocks")
+        white = [arm.name for arm in self.arms if arm.white_box]
+        if self.blocks and white:
+            raise InputError(
+                f"blocks: expected drafters whose law does not depend on where a round starts, found "
+                f"{', '.join(white)}; record without --blocks"
+            )
         check_processors(self.rule, self.target.vocab_size)
 
     @cached_property
@@ -100,22 +106,17 @@ class Recorder:
 
     def record(self, query: int, prompt: Prompt) -> Trace:
         """The trace of one prompt, the `query`-th of the recording, which gives it its randomness."""
-        ids = self.encode(prompt)
-        return Trace(
-            arms=tuple(arm.name for arm in self.arms),
-            drafters=tuple(map(str, self.arms)),
-            queries=(Query(prompt.id, prompt.category, prompt.sha256, len(ids)),),
-            verification=self.rule.verification,
-            max_new_tokens=self.max_new_tokens,
-            provenance=self.provenance,
-            **self._decode(query, ids),
-        )
+        return self._trace(prompt, ids := self.encode(prompt), self._decode(query, ids))
 
     def record_text(self, prompt: Prompt, ids: Sequence[int], text: Sequence[int]) -> Trace:
         """The trace of a `text` that the target wrote after the prompt `ids`, with this rule and this ending."""
         self.check_length(len(ids))
         if self.rule.verification == "gumbel":
             raise InputError("trace: expected greedy or rejection verification, found gumbel; record its prompts")
+        return self._trace(prompt, ids, self._decode(0, list(ids), list(text)))
+
+    def _trace(self, prompt: Prompt, ids: Sequence[int], columns: dict[str, Any]) -> Trace:
+        names, features = prompt_features(prompt.text)
         return Trace(
             arms=tuple(arm.name for arm in self.arms),
             drafters=tuple(map(str, self.arms)),
@@ -123,7 +124,9 @@ class Recorder:
             verification=self.rule.verification,
             max_new_tokens=self.max_new_tokens,
             provenance=self.provenance,
-            **self._decode(0, list(ids), list(text)),
+            features=np.array([features], dtype=np.float32),
+            feature_names=names,
+            **columns,
         )
 
     def _decode(self, query: int, prompt: list[int], known: list[int] | None = None) -> dict[str, Any]:
@@ -136,9 +139,11 @@ class Recorder:
         overlap = np.full(shape, np.nan, dtype=np.float32)
         drafted = np.zeros(shape[:2], dtype=np.uint8)
         rule = self.rule.open(np.random.SeedSequence((self.seed, query)), self.max_new_tokens, len(prompt))
-        state = self.target.prefill(prompt)
-        streams = [arm.drafter.open(prompt) for arm in self.arms]
+        white_box = any(arm.white_box for arm in self.arms)
+        state = self.target.prefill(prompt, features=True) if white_box else self.target.prefill(prompt)
+        streams = [open_stream(arm.drafter, prompt, state.features) for arm in self.arms]
         with_law = {a: stream for a, stream in enumerate(streams) if isinstance(stream, LawStream)}
+        by_start = {a: stream for a, stream in enumerate(streams) if isinstance(stream, StartLawStream)}
         context = list(prompt)
         laws = []  # of the target at each position, where a drafter with a law needs them
         log_p = []
@@ -150,7 +155,7 @@ class Recorder:
             left = self.max_new_tokens - t
             for a, (arm, stream) in enumerate(zip(self.arms, streams, strict=True)):
                 drafted[t, a] = limit = min(arm.length, left)
-                if a not in with_law:
+                if a not in with_law and a not in by_start:
                     tokens = draft_tokens(stream, context, limit, rule, t, self.ending.eos).tokens
                     drafted[t, a] = len(tokens)
                     if tokens:
@@ -165,7 +170,7 @@ class Recorder:
             else:
                 token, ended = known[t], t + 1 == len(known)
             law = rule.laws(logits)[0]
-            if with_law:
+            if with_law or by_start:
                 laws.append(law)
             proposed = [drafts[start, a][t - start] for start, a in followed]
             p, *overlaps_here = law[[token, *proposed]].tolist()
@@ -185,7 +190,16 @@ class Recorder:
             p, depths = torch.stack(laws), self.arms[a].length
             accept[: len(text), a, :depths] = _by_depth(rule.accept_given_text(p, logits, text), depths, 0.0)
             overlap[: len(text), a, :depths] = _by_depth(overlaps(p, rule.laws(logits), text), depths, np.nan)
-        bits = self.rule.verification != "rejection" or not with_law
+        for a, start_stream in by_start.items():
+            for s in range(len(text)):
+                before, along = context[: len(prompt) + s], text[s : s + self.arms[a].length]
+                logits = rule.process(start_stream.logits_along(before, along), before, along)
+                n, p = len(logits), torch.stack(laws[s : s + len(logits)]) if len(logits) else None
+                drafted[s, a] = min(drafted[s, a], n) if n < len(along) else drafted[s, a]
+                if p is not None:
+                    accept[s, a, :n] = rule.accept_given_text(p, logits, along[:n], s).cpu().numpy()
+                    overlap[s, a, :n] = overlaps(p, rule.laws(logits), along[:n]).cpu().numpy()
+        bits = self.rule.verification != "rejection" or not (with_law or by_start)
         columns = {
             "tokens": np.array(text, dtype=np.int32),
             "offsets": np.array([0, len(text)], dtype=np.int64),
@@ -358,6 +372,7 @@ def _resume(recorder: Recorder, prompts: Sequence[Prompt], path: Path) -> Trace:
         ("verification", recorder.rule.verification, found.verification),
         ("max_new_tokens", recorder.max_new_tokens, found.max_new_tokens),
         ("overlap_dtype", recorder.overlap_dtype, None if found.overlap is None else str(found.overlap.dtype)),
+        ("features", prompt_features("")[0], found.feature_names),
         *((f"provenance {key}", value, provenance.get(key)) for key, value in recorder.provenance.items()),
         ("prompt", expected_prompts, [(query.id, query.category, query.sha256) for query in found.queries]),
     ]

@@ -119,10 +119,12 @@ class TextRule(Protocol):
     def verify(self, logits: torch.Tensor, draft: Draft, position: int, eos: Collection[int], limit: int) -> Verdict:
         """logits [len(draft) + 1, vocab] of the target from `position` on."""
 
-    def accept_given_text(self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    def accept_given_text(
+        self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int], position: int = 0
+    ) -> torch.Tensor:
         """P(a drafter's token is accepted | the text has `tokens[j]` there and its prefix was accepted); [n].
 
-        p [n, vocab]: the target's laws at positions 0..n-1; drafter [n, vocab]: the drafter's logits there.
+        p [n, vocab]: the target's laws from `position` on; drafter [n, vocab]: the drafter's logits there.
         """
 
     def rejected(self, p: torch.Tensor, drafter: torch.Tensor, token: int, uniform: float) -> int | None:
@@ -172,7 +174,9 @@ class GreedyText(_Text):
     def verify(self, logits: torch.Tensor, draft: Draft, position: int, eos: Collection[int], limit: int) -> Verdict:
         return _agree(logits.argmax(dim=-1).tolist(), draft.tokens, eos, limit)
 
-    def accept_given_text(self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    def accept_given_text(
+        self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int], position: int = 0
+    ) -> torch.Tensor:
         return _same(drafter.argmax(dim=-1), tokens)
 
     def rejected(self, p: torch.Tensor, drafter: torch.Tensor, token: int, uniform: float) -> int | None:
@@ -212,7 +216,9 @@ class RejectionText(_Text):
 
         return settle(stands, draft.tokens, own, eos, limit)
 
-    def accept_given_text(self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    def accept_given_text(
+        self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int], position: int = 0
+    ) -> torch.Tensor:
         # drafted, accepted and emitted has probability min(p, q); emitted has p
         return acceptance(self.laws(drafter), p, tokens)
 
@@ -246,8 +252,10 @@ class GumbelText(_Text):
     def verify(self, logits: torch.Tensor, draft: Draft, position: int, eos: Collection[int], limit: int) -> Verdict:
         return _agree(self._choices(logits, position).tolist(), draft.tokens, eos, limit)
 
-    def accept_given_text(self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
-        return _same(self._choices(drafter, 0), tokens)
+    def accept_given_text(
+        self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int], position: int = 0
+    ) -> torch.Tensor:
+        return _same(self._choices(drafter, position), tokens)
 
     def rejected(self, p: torch.Tensor, drafter: torch.Tensor, token: int, uniform: float) -> int | None:
         raise InputError("blocks: expected greedy or rejection verification, found gumbel; record without --blocks")

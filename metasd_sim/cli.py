@@ -1,10 +1,11 @@
-"""`metasd-sim`: simulate, bounds, replay."""
+"""`metasd-sim`: simulate, bounds, replay, train-router."""
 
 from __future__ import annotations
 
 import argparse
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import numpy as np
 from . import bounds, console, files, plots, traces
 from .costs import CostModel
 from .environments import Environment, ReplayEnvironment, StationaryEnvironment
+from .environments.base import OBJECTIVES, SCOPES
 from .environments.synthetic import OVERLAPS
 from .errors import InputError
-from .policies import check_reward, make_policy, policy_specs
+from .policies import RouterWeights, check_reward, fit_router, make_policy, policy_specs
+from .policies.contextual import RIDGE, cross_validate
 from .regret import comparator
 from .rewards import REWARDS, make_reward
 from .rounds import FloatArray, IntArray
@@ -102,7 +105,9 @@ def compare(
     specs = [
         spec
         for wanted in arguments.policy or ["all"]
-        for spec in policy_specs(wanted, environment.arms, environment.gives, arguments.reward)
+        for spec in policy_specs(
+            wanted, environment.arms, environment.gives, arguments.reward, getattr(environment, "scopes", SCOPES)
+        )
     ]
     policies = [make_policy(spec, arguments.reward, environment.arms, drafters) for spec in dict.fromkeys(specs)]
     check_reward(arguments.reward, policies)
@@ -284,6 +289,51 @@ def run_replay(arguments: argparse.Namespace) -> None:
     console.write_json(records, arguments.json, arguments.force)
 
 
+def run_train_router(arguments: argparse.Namespace) -> None:
+    check_outputs(arguments)
+    files.check_free(arguments.out, arguments.force)
+    trace = traces.read(arguments.trace)
+    if trace.features is None:
+        raise InputError(
+            f"{arguments.trace}: expected a trace with features of its prompts, found none; record it again"
+        )
+    environment = ReplayEnvironment(trace)
+    fixed = comparator(environment, np.array([environment.tokens]))
+    cost = fixed.query_rounds if arguments.objective == "rounds" else fixed.query_seconds
+    if cost is None:
+        raise InputError("--objective time: expected a trace with a cost model, found none; record it with --calibrate")
+    features = trace.features.astype(float)
+    rng = np.random.default_rng(arguments.seed)
+    score = cross_validate(features, cost, arguments.folds, rng, arguments.ridge)
+    provenance = {
+        "trace": Path(arguments.trace).name,
+        "target": trace.provenance.get("target"),
+        "queries": [query.id for query in trace.queries],
+        "features": list(trace.feature_names),
+        "ridge": arguments.ridge,
+        "folds": arguments.folds,
+        "seed": arguments.seed,
+        "out_of_fold": asdict(score),
+    }
+    weights = RouterWeights(trace.arms, fit_router(features, cost, arguments.ridge), arguments.objective, provenance)
+    console.write_json(weights.to_json(), arguments.out, arguments.force)
+    unit = "rounds" if arguments.objective == "rounds" else "seconds"
+    console.table(
+        f"router of {len(trace.queries)} prompts to {len(trace.arms)} arms, out of fold ({arguments.folds} folds)",
+        ["choice for each prompt", "names its best arm", unit],
+        [
+            ["router", f"{score.accuracy:.1%}", f"{score.routed:.1f}"],
+            ["arm that is best most often", f"{score.most_frequent:.1%}", ""],
+            ["best fixed arm", "", f"{score.best_fixed:.1f}"],
+            ["oracle, known only afterwards", "100.0%", f"{score.oracle:.1f}"],
+        ],
+        arguments.quiet,
+    )
+    console.write_json(
+        {"out": arguments.out, "objective": arguments.objective, **asdict(score)}, arguments.json, arguments.force
+    )
+
+
 def _add_policies(command: argparse.ArgumentParser, default_runs: int) -> None:
     command.add_argument(
         "--policy", action="append", metavar="SPEC", help="NAME[:key=value,...], fixed:ARM or all; repeatable"
@@ -353,6 +403,19 @@ def build_parser() -> argparse.ArgumentParser:
         "--order", choices=("recorded", "shuffled", "category"), default="recorded", help="order of the prompts"
     )
     command.add_argument("--by-category", action="store_true", help="also the speedup in each category")
+
+    command = console.add_command(
+        commands,
+        "train-router",
+        "train a classifier that picks one arm for each prompt from its features",
+        "metasd-sim train-router traces/smollm2-greedy.safetensors --out router.json",
+        run_train_router,
+    )
+    command.add_argument("trace", metavar="TRACE", help="a .safetensors trace with features")
+    command.add_argument("--out", required=True, metavar="FILE", help="weights, for --policy router:weights=FILE")
+    command.add_argument("--objective", choices=OBJECTIVES, default="rounds", help="what the best arm has least of")
+    command.add_argument("--folds", type=int, default=5, help="of the cross-validation (default: %(default)s)")
+    command.add_argument("--ridge", type=float, default=RIDGE, help="penalty on the weights (default: %(default)s)")
     return parser
 
 

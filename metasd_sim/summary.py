@@ -64,6 +64,10 @@ def summarize(outcome: Outcome, policy: Policy, environment: Environment) -> lis
             "tokens_per_round": _number(outcome.tokens[:, b].sum() / outcome.rounds[:, b].sum()),
             "switches_mean": _number(outcome.switches[:, b].mean()),
         }
+        if fixed.segment_rounds is not None:  # above the arm that is best in each segment, or each query of a replay
+            record["segment_regret_mean"] = _number(rounds.mean[b] - fixed.segment_rounds[b])
+        if fixed.segment_seconds is not None and outcome.seconds is not None:
+            record["segment_seconds_regret_mean"] = _number(outcome.seconds[:, b].mean() - fixed.segment_seconds[b])
         if upper is not None:
             record["upper_bound"] = _number(upper[b])
         if lower is not None:

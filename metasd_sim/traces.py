@@ -26,7 +26,7 @@ SCHEMA = 1
 VERIFICATIONS = ("greedy", "rejection", "gumbel")
 _HEADER = "metasd"
 _KINDS = {"i": "integers", "u": "integers", "f": "floats"}
-# name -> axes, kinds; T tokens, A arms, D depths, Q queries
+# name -> axes, kinds; T tokens, A arms, D depths, Q queries, F features
 _TENSORS: dict[str, tuple[str, str]] = {
     "tokens": ("T", "i"),
     "offsets": ("Q+1", "i"),
@@ -35,6 +35,7 @@ _TENSORS: dict[str, tuple[str, str]] = {
     "overlap": ("TAD", "f"),
     "log_p": ("T", "f"),
     "block_tail": ("TAD", "f"),
+    "features": ("QF", "f"),
 }
 _REQUIRED = ("tokens", "offsets", "accept", "drafted")
 _PROBABILITIES = ("accept", "overlap", "block_tail")
@@ -71,6 +72,8 @@ class Trace:
     overlap: NDArray[Any] | None = None  # [T, A, D] NaN where unknown
     log_p: NDArray[Any] | None = None  # [T] of the emitted tokens
     block_tail: NDArray[Any] | None = None  # [T, A, D] mean overlap past a first rejection at this depth, or NaN
+    features: NDArray[Any] | None = None  # [Q, F] of the prompts
+    feature_names: tuple[str, ...] = ()  # [F]
     costs: CostModel | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -85,7 +88,9 @@ class Trace:
         """The trace of some of the queries, in the order given."""
         picks = [np.arange(self.offsets[q], self.offsets[q + 1]) for q in queries]
         positions = np.concatenate(picks) if picks else np.zeros(0, dtype=np.int64)
-        columns = {name: value[positions] for name, value in self.tensors().items() if name != "offsets"}
+        columns = {name: value[positions] for name, value in self.tensors().items() if _TENSORS[name][0][0] == "T"}
+        if self.features is not None:
+            columns["features"] = self.features[np.asarray(queries, dtype=np.int64)]
         offsets = np.cumsum([0, *(len(pick) for pick in picks)])
         return replace(self, queries=tuple(self.queries[q] for q in queries), offsets=offsets, **columns)
 
@@ -100,6 +105,7 @@ class Trace:
             "A": len(self.arms),
             "D": self.accept.shape[2] if self.accept.ndim == 3 else 0,
             "Q": len(self.queries),
+            "F": len(self.feature_names),
         }
         for key, value in self.tensors().items():
             axes, kinds = _TENSORS[key]
@@ -112,6 +118,10 @@ class Trace:
                 refuse(key, "without NaN", "NaN")
             if key in _PROBABILITIES and np.any((value < 0) | (value > 1)):  # NaN is neither
                 refuse(key, "in [0, 1]", f"{np.nanmin(value)}..{np.nanmax(value)}")
+        if self.features is not None and not np.isfinite(self.features).all():
+            refuse("features", "of finite numbers", "NaN or infinity")
+        if len(set(self.feature_names)) != len(self.feature_names) or (self.features is None and self.feature_names):
+            refuse("feature_names", "to be different, one for each feature", f"{self.feature_names}")
         if self.verification not in VERIFICATIONS:
             refuse("verification", f"to be one of {', '.join(VERIFICATIONS)}", repr(self.verification))
         if len(self.drafters) != len(self.arms) or len(set(self.arms)) != len(self.arms) or not self.arms:
@@ -166,6 +176,8 @@ def write(trace: Trace, path: str | os.PathLike[str], force: bool = False) -> No
         "costs": None if trace.costs is None else trace.costs.to_json(),
         "provenance": trace.provenance,
     }
+    if trace.features is not None:
+        header["feature_names"] = list(trace.feature_names)
     header["checksum"] = _digest(header, tensors)
     content = safetensors.numpy.save(tensors, metadata={_HEADER: json.dumps(header, sort_keys=True)})
     write_atomically(path, content, force)
@@ -204,6 +216,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
             max_new_tokens=header["max_new_tokens"],
             costs=None if header["costs"] is None else CostModel.from_json(header["costs"]),
             provenance=header["provenance"],
+            feature_names=tuple(header.get("feature_names", ())),
             **tensors,
         )
     except (KeyError, TypeError) as error:
@@ -218,7 +231,7 @@ def merge(parts: Sequence[Trace]) -> Trace:
         raise InputError("parts: expected at least one trace to merge, found none")
     first = parts[0]
     for part in parts[1:]:
-        for key in ("arms", "drafters", "verification", "max_new_tokens", "provenance"):
+        for key in ("arms", "drafters", "verification", "max_new_tokens", "provenance", "feature_names"):
             if getattr(part, key) != getattr(first, key):
                 raise InputError(
                     f"merge: expected one {key} in all parts, found {getattr(first, key)} and {getattr(part, key)}"

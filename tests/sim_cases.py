@@ -5,8 +5,9 @@ A new policy or environment joins every conformance test by one line in `POLICY_
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,17 @@ from metasd_sim.costs import CostModel
 from metasd_sim.environments import ReplayEnvironment, StationaryEnvironment
 from metasd_sim.environments.base import SIGNALS, Context
 from metasd_sim.errors import InputError
-from metasd_sim.policies import FixedArm, Hedge, KLUCBTrials, MetaSDUCB, RandomArm, ThompsonTrials
+from metasd_sim.policies import (
+    FixedArm,
+    Hedge,
+    KLUCBTrials,
+    LinUCB,
+    MetaSDUCB,
+    Oracle,
+    RandomArm,
+    Router,
+    ThompsonTrials,
+)
 from metasd_sim.rewards import REWARDS, BlockEfficiency
 from metasd_sim.rounds import Rounds
 
@@ -30,6 +41,7 @@ class PolicyCase:
     learns: bool = True  # beats random play where one arm is far better
     each_once_first: bool = True  # plays each eligible arm once before any twice
     rows_independent: bool = True  # a row's choices do not depend on which other rows still run
+    random: bool = True  # choices depend on the seed
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,13 @@ POLICY_CASES = {
     "random": PolicyCase(RandomArm, learns=False, each_once_first=False),
     "fixed:0": PolicyCase(partial(FixedArm, 0), learns=False, each_once_first=False),
     "fixed:2": PolicyCase(partial(FixedArm, 2), learns=False, each_once_first=False),
+    "lin-ucb": PolicyCase(partial(LinUCB, BlockEfficiency()), each_once_first=False),
+    "lin-ucb:trials,time": PolicyCase(partial(LinUCB, REWARDS["trials"](), 0.5, 2.0, "time"), each_once_first=False),
+    "router": PolicyCase(
+        partial(Router, str(Path(__file__).with_name("router.json"))), learns=False, each_once_first=False, random=False
+    ),
+    "oracle": PolicyCase(Oracle, each_once_first=False, random=False),
+    "oracle:round,time": PolicyCase(partial(Oracle, "round", "time"), each_once_first=False, random=False),
 }
 
 
@@ -108,7 +127,14 @@ ENVIRONMENT_CASES = {
         lambda: ReplayEnvironment(make_trace(verification="greedy")), budget=None, random=False
     ),
     "replay, no costs": EnvironmentCase(lambda: ReplayEnvironment(make_trace(costs=False)), budget=None),
+    "replay, features": EnvironmentCase(lambda: ReplayEnvironment(with_features(make_trace())), budget=None),
 }
+
+
+def with_features(trace, seed=0, names=("long", "code")):
+    """The same trace with random features of its prompts."""
+    features = np.random.default_rng(seed).random((len(trace.queries), len(names))).astype(np.float32)
+    return replace(trace, features=features, feature_names=tuple(names))
 
 
 @contextmanager

@@ -1,10 +1,16 @@
 """Prompt files."""
 
 import json
+import math
+from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from metasd_live.prompts import Prompt, read_prompts
+from metasd_live.prompts import Prompt, prompt_features, read_prompts
+from metasd_sim import traces
 from tests.sim_cases import refuses
 
 LINES = [
@@ -87,3 +93,53 @@ def test_bad_choices(path, tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     with refuses("empty.txt", "empty"):
         read_prompts([str(tmp_path / "empty.txt")])
+
+
+def test_features_by_hand():
+    names, values = prompt_features("Is x = 42?\nIs é 'é'?")
+    found = dict(zip(names, values, strict=True))
+    n = 20  # characters; words: Is x = 42? Is é 'é'?
+    assert len("Is x = 42?\nIs é 'é'?") == n
+    assert found == pytest.approx(
+        {
+            "length": math.log(21) / 12,
+            "digits": math.sqrt(2 / n),
+            "code": math.sqrt(1 / n),  # =
+            "uppercase": math.sqrt(2 / n),
+            "newlines": math.sqrt(1 / n),
+            "non_ascii_letters": math.sqrt(2 / n),
+            "questions": math.sqrt(2 / n),
+            "quotes": math.sqrt(2 / n),
+            "word_length": (2 + 1 + 1 + 3 + 2 + 1 + 4) / 7 / 20,
+            "repeated_words": 1 / 7,  # Is
+        }
+    )
+
+
+@given(st.text(max_size=60))
+def test_features_are_bounded_for_any_text(text):
+    names, values = prompt_features(text)
+    assert names == prompt_features("")[0]
+    assert len(set(names)) == len(values)
+    assert all(0 <= value <= 1 for value in values)
+
+
+def test_features_of_a_long_text_are_bounded():
+    assert dict(zip(*prompt_features("a" * 10**6), strict=True)) == pytest.approx(
+        dict.fromkeys(prompt_features("")[0], 0.0) | {"length": 1.0, "word_length": 1.0}
+    )
+
+
+@pytest.mark.parametrize("name", ["greedy", "models", "t07"])
+def test_shipped_traces_have_the_features_of_their_prompts(name):
+    folder = Path(__file__).parents[1] / "traces"
+    known = {prompt.sha256: prompt for prompt in read_prompts([str(folder / "prompts.jsonl")])}
+    trace = traces.read(folder / f"smollm2-{name}.safetensors")
+    assert trace.features.dtype == np.float32
+    of = [known.get(query.sha256) for query in trace.queries]
+    assert sum(prompt is None for prompt in of) == (40 if name == "greedy" else 0)  # Spec-Bench's texts are not ours
+    for prompt, row in zip(of, trace.features, strict=True):
+        if prompt is not None:
+            names, values = prompt_features(prompt.text)
+            assert trace.feature_names == names
+            np.testing.assert_array_equal(row, np.float32(values))

@@ -9,7 +9,7 @@ import torch
 from metasd_live.calibrate import measure_costs
 from metasd_live.decode import LiveEnvironment
 from metasd_live.drafters import Arm
-from metasd_live.prompts import Prompt
+from metasd_live.prompts import Prompt, prompt_features
 from metasd_live.record import Recorder, record
 from metasd_sim import traces
 from metasd_sim.environments import ReplayEnvironment
@@ -123,6 +123,34 @@ def test_provenance_and_formats(tmp_path):
     expected |= {"chat_template": True, "tokenizer": target.tokenizer_hash}
     assert {key: trace.provenance[key] for key in expected} == expected
     assert set(trace.provenance["versions"]) == {"metasd", "torch", "transformers"}
+
+
+def test_a_trace_has_the_features_of_its_prompts(tmp_path):
+    target = tiny_target()
+    out = tmp_path / "trace.safetensors"
+    recorder = Recorder(target, arms_of(target, "none", "lookup"), 5)
+    record(recorder, PROMPTS, out)
+    trace = traces.read(out)
+    for prompt, row in zip(PROMPTS, trace.features, strict=True):
+        names, values = prompt_features(prompt.text)
+        assert trace.feature_names == names
+        np.testing.assert_array_equal(row, np.float32(values))
+    assert len(np.unique(trace.features, axis=0)) == len(PROMPTS)
+    environment = ReplayEnvironment(trace)
+    outcome = simulate(make_policy("lin-ucb"), environment, runs=2, carry_over="keep")
+    assert outcome.tokens.tolist() == [[len(trace.tokens)]] * 2
+
+
+def test_a_shard_without_features_is_not_resumed(tmp_path):
+    target = tiny_target()
+    out = tmp_path / "trace.safetensors"
+    with pytest.raises(Interrupted):
+        record(a_recorder(target), PROMPTS, out, on_text=interrupt_after(2))
+    shard = tmp_path / "trace.safetensors.shards" / "00001.safetensors"
+    traces.write(replace(traces.read(shard), features=None, feature_names=()), shard, force=True)
+    with refuses("00001.safetensors", "features", "--force"):
+        record(a_recorder(target), PROMPTS, out)
+    assert len(record(a_recorder(target), PROMPTS, out, force=True).features) == len(PROMPTS)
 
 
 class Interrupted(Exception):

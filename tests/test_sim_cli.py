@@ -195,7 +195,7 @@ def test_debug_shows_the_traceback():
         main([*SIMULATE, "--policy", "ucb9", "--debug"])
 
 
-@pytest.mark.parametrize("command", ["simulate", "bounds", "replay"])
+@pytest.mark.parametrize("command", ["simulate", "bounds", "replay", "train-router"])
 def test_help_has_an_example_that_parses(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])

@@ -142,7 +142,7 @@ def test_never_an_ineligible_arm(case):
 def test_deterministic_given_the_seed(case):
     first, again, other = (drive(case.make(), feedback_for(), 5, 60, np.random.default_rng(seed)) for seed in (7, 7, 8))
     np.testing.assert_array_equal(first, again)
-    if not isinstance(case.make(), FixedArm):
+    if case.random and not isinstance(case.make(), FixedArm):
         assert np.any(first != other)
 
 
@@ -282,6 +282,7 @@ def test_long_runs_of_one_arm_keep_indices_finite(case, accepted):
     policy = case.make()
     policy.start(2, arm_names(3), 4, np.random.default_rng(0))
     rows = np.arange(2)
+    policy.select(rows, make_context(2, 3))  # some read the context
     for arm in (0, 1, 2):
         policy.update(rows, make_rounds([arm] * 2, [accepted] * 2, 4))
     seen = []

@@ -31,8 +31,8 @@ class Context:
     eligible: BoolArray | None = None  # [n, arms]; None: every arm
     horizon: IntArray | None = None  # [n] tokens the query may emit; never the length it will have
     features: FloatArray | None = None  # [n, d] of the prompt
-    # truth(scope, objective) -> [n, arms]: the arm's expected tokens per round, or per second, from here on over
-    # the scope (SCOPES, OBJECTIVES); the largest is best. For oracles only.
+    # truth(scope, objective) -> [n, arms]: the arm's expected tokens per round, or per second, over the row's whole
+    # stream, segment or query, or its next round (SCOPES, OBJECTIVES); the largest is best. For oracles only.
     truth: Callable[[str, str], FloatArray] | None = None
 
 

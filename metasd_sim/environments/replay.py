@@ -13,7 +13,7 @@ import numpy as np
 from ..costs import CostModel, RoundClock
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
 from ..traces import Trace
-from .base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, Context, FixedArms
+from .base import BLOCK_OVERLAP, EVERY_ARM, FEATURES, OVERLAP, SECONDS, TRUTH, Context, FixedArms
 
 
 class ReplayEnvironment:
@@ -24,6 +24,7 @@ class ReplayEnvironment:
     """
 
     endless = False
+    scopes: tuple[str, ...] = ("stream", "query", "round")  # a segment is a query
 
     def __init__(self, trace: Trace, costs: CostModel | None = None) -> None:
         self.trace, self.arms, self.max_draft = trace, trace.arms, trace.max_draft
@@ -33,7 +34,8 @@ class ReplayEnvironment:
         overlaps = set() if trace.overlap is None else {OVERLAP, EVERY_ARM}
         if overlaps and trace.block_tail is not None:
             overlaps |= {BLOCK_OVERLAP}
-        self.gives = frozenset(overlaps | ({SECONDS} if self.costs else set()))
+        features = set() if trace.features is None else {FEATURES}
+        self.gives = frozenset(overlaps | features | {TRUTH} | ({SECONDS} if self.costs else set()))
         self._survival = np.cumprod(trace.accept.astype(float), axis=2)  # [T, arms, depth] P(N >= depth + 1)
         self._drafted = trace.drafted.astype(np.int64)
         self._remaining = trace.remaining()
@@ -52,7 +54,45 @@ class ReplayEnvironment:
         new_query = position == start
         if self._clock is not None:
             self._clock.restart(rows[new_query], start[new_query])
-        return Context(query, new_query, horizon=np.full(len(rows), self.trace.max_new_tokens))
+        return Context(
+            query,
+            new_query,
+            horizon=np.full(len(rows), self.trace.max_new_tokens),
+            features=None if self.trace.features is None else self.trace.features[query].astype(float),
+            truth=lambda scope, objective: self.truth(rows, scope, objective),
+        )
+
+    def truth(self, rows: IntArray, scope: str, objective: str) -> FloatArray:
+        """Tokens per expected round or second of each arm played throughout the row's stream or query; [n, arms].
+
+        Of the round that starts here: its expected tokens, or these per predicted second, catch-up included.
+        """
+        position = self._position[rows]
+        if scope == "round":
+            tokens = self._round_tokens[position]
+            if objective == "rounds":
+                return tokens
+            assert self._clock is not None
+            arms = np.arange(len(self.arms))
+            missed = position[:, None] - self._clock.current[rows]
+            return tokens / self._clock.costs.seconds(arms, self._drafted[position], missed)
+        fixed = self._whole
+        of_query = fixed.query_rounds if objective == "rounds" else fixed.query_seconds
+        assert of_query is not None
+        if scope == "stream":
+            return np.tile(self.tokens / of_query.sum(axis=0), (len(rows), 1))
+        query = self._query[position]  # a segment is a query
+        return np.diff(self.trace.offsets)[query, None] / of_query[query]
+
+    @cached_property
+    def _whole(self) -> FixedArms:
+        return self.fixed_arms(np.array([self.tokens]))
+
+    @cached_property
+    def _round_tokens(self) -> FloatArray:
+        """E emitted of a round, `sum_{k < left} P(N >= k)` with `left` tokens of the query to come; [T, arms]."""
+        within = np.arange(1, self.max_draft + 1) < self._remaining[:, None]  # [T, depth]
+        return 1 + np.einsum("tad,td->ta", self._survival, within.astype(float))
 
     def step(self, rows: IntArray, arms: IntArray) -> Rounds:
         # draws for the whole batch: a row's luck does not depend on which others still run
@@ -109,7 +149,10 @@ class ReplayEnvironment:
         return frozenset(np.asarray(self.trace.offsets)[:-1].tolist())
 
     def fixed_arms(self, budgets: IntArray) -> FixedArms:
-        """Exact expectations given the text, from the probabilities that a round starts at each position."""
+        """Exact expectations given the text, from the probabilities that a round starts at each position.
+
+        The segments are the queries: in each the arm that is best over all of it, where the budget cuts it too.
+        """
         ends = np.minimum(budgets, self.tokens) - 1
         starts = np.asarray(self.trace.offsets)[:-1]
         cost = None
@@ -122,4 +165,11 @@ class ReplayEnvironment:
             query_seconds=None if cost is None else np.add.reduceat(cost, starts, axis=0),
             query_tokens=np.diff(self.trace.offsets),
             plain=None if self.costs is None else self.costs.plain,
+            segment_rounds=self._best_of_each_query(self.visits)[ends],
+            segment_seconds=None if cost is None else self._best_of_each_query(cost)[ends],
         )
+
+    def _best_of_each_query(self, spent: FloatArray) -> FloatArray:
+        """What has been spent up to and with each position, by the arm that spends least over the query; [T]."""
+        best = np.add.reduceat(spent, np.asarray(self.trace.offsets)[:-1], axis=0).argmin(axis=1)[self._query]
+        return spent[np.arange(self.tokens), best].cumsum()

@@ -12,7 +12,7 @@ from .. import acceptance
 from ..costs import CostModel, RoundClock
 from ..errors import InputError
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
-from .base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, Context, FixedArms
+from .base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, TRUTH, Context, FixedArms
 
 OVERLAPS = ("beta", "bernoulli", "constant")
 _ATOMS = 1024
@@ -43,6 +43,7 @@ class StationaryEnvironment:
 
     queries = 1
     endless = True
+    scopes: tuple[str, ...] = ("stream",)  # the truth of an oracle is the same in all
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class StationaryEnvironment:
             shape = [len(self.arms), self.max_draft + 1]
             raise InputError(f"costs: expected draft of shape {shape}, found {list(costs.draft.shape)}")
         self.overlaps, self.concentration, self.costs = overlaps, concentration, costs
-        self.gives = frozenset({OVERLAP, BLOCK_OVERLAP, EVERY_ARM} | ({SECONDS} if costs else set()))
+        self.gives = frozenset({OVERLAP, BLOCK_OVERLAP, EVERY_ARM, TRUTH} | ({SECONDS} if costs else set()))
         drafted = np.arange(1, self.max_draft + 1) <= self.draft_lengths[:, None]  # [arms, max_draft]
         self._drafted = drafted
         with np.errstate(divide="ignore"):
@@ -98,6 +99,7 @@ class StationaryEnvironment:
 
     def observe(self, rows: IntArray) -> Context:
         context = Context(query=np.zeros(len(rows), dtype=np.int64), new_query=self._fresh[rows])
+        context.truth = lambda scope, objective: self.truth(rows, scope, objective)
         self._fresh[rows] = False
         return context
 
@@ -150,6 +152,14 @@ class StationaryEnvironment:
     def tokens_per_round(self) -> FloatArray:
         """g_i of each arm; [arms]."""
         return 1.0 + self._survival.sum(axis=1)
+
+    def truth(self, rows: IntArray, scope: str, objective: str) -> FloatArray:
+        """g_i, or g_i / c_i without catch-up; [n, arms]. One law throughout: every scope has the same."""
+        value = self.tokens_per_round()
+        if objective == "time":
+            assert self.costs is not None
+            value = value / self.costs.seconds(np.arange(len(self.arms)), self.draft_lengths)
+        return np.tile(value, (len(rows), 1))
 
     def fixed_arms(self, budgets: IntArray) -> FixedArms:
         """E tau(B) = 1 + sum_n P(N = n) E tau(B - n - 1), solved as a linear recurrence in B."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from inspect import signature
 
+from ..environments.base import SCOPES
 from ..errors import InputError
 from ..rewards import REWARDS, make_reward
 from .base import IndexPolicy, Policy, argmax_random
+from .contextual import LinUCB, Router, RouterWeights, fit_router
 from .fixed import FixedArm, RandomArm
 from .full_information import Hedge
 from .kl_ucb import KLUCBTrials
+from .oracle import Oracle
 from .thompson import ThompsonTrials
 from .ucb import MetaSDUCB
 
@@ -21,6 +24,9 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "hedge": Hedge,
     "random": RandomArm,
     "fixed": FixedArm,
+    "lin-ucb": LinUCB,
+    "router": Router,
+    "oracle": Oracle,
 }
 
 
@@ -80,15 +86,26 @@ def check_reward(reward: str | None, policies: Sequence[Policy]) -> None:
         raise InputError(f"reward: expected a policy that takes {reward}, found none; leave it out")
 
 
-def policy_specs(spec: str, arms: Sequence[str], gives: frozenset[str], reward: str | None = None) -> list[str]:
-    """`spec` itself, or for `all` every policy that an environment with these arms and signals can feed."""
+def policy_specs(
+    spec: str,
+    arms: Sequence[str],
+    gives: frozenset[str],
+    reward: str | None = None,
+    scopes: Sequence[str] = SCOPES,
+) -> list[str]:
+    """`spec` itself, or for `all` every policy that an environment with these arms and signals can feed.
+
+    `scopes`: those in which the environment's oracles differ. A router needs a file, so `all` has none.
+    """
     if spec != "all":
         return [spec]
     specs = [f"fixed:{arm}" for arm in arms]
     for name in POLICIES:
-        if name == "fixed":
+        if name in ("fixed", "router"):
             continue
         variants = [f"{name}:reward={r}" for r in REWARDS] if name == "metasd-ucb" and reward is None else [name]
+        if name == "oracle":
+            variants = [str(Oracle(scope)) for scope in scopes]
         specs += [variant for variant in variants if make_policy(variant, reward, arms).needs <= gives]
     return specs
 
@@ -99,12 +116,17 @@ __all__ = [
     "Hedge",
     "IndexPolicy",
     "KLUCBTrials",
+    "LinUCB",
     "MetaSDUCB",
+    "Oracle",
     "Policy",
     "RandomArm",
+    "Router",
+    "RouterWeights",
     "ThompsonTrials",
     "argmax_random",
     "check_reward",
+    "fit_router",
     "make_policy",
     "policy_specs",
 ]
