@@ -160,6 +160,7 @@ def run_record(arguments: argparse.Namespace) -> None:
         arguments.seed,
         arguments.overlap_dtype,
         arguments.blocks,
+        arguments.signals,
     )
     with console.progress(arguments.quiet) as display:
         texts = display.add_task("prompts", total=len(prompts))

@@ -29,7 +29,9 @@ from .files import file_hash
 from .model import ModelState
 from .prompts import Prompt
 from .target import Target
-from .verify import Rule, TextRule, overlaps
+from .verify import Rule, TextRule, acceptance, overlaps
+
+SIGNALS = ("entropy", "top_probability", "margin")  # of a drafter's law, for stop rules
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Recorder:
     seed: int = 0
     overlap_dtype: str = "float16"
     blocks: bool = False  # also overlaps past a rejection, for block divergence; a target pass per place and arm
+    signals: bool = False  # also what stop rules and ensembles need: entropy, largest probability, margin, log q
 
     def __post_init__(self) -> None:
         if self.blocks and self.rule.verification == "gumbel":
@@ -65,6 +68,7 @@ class Recorder:
             "temperature": self.rule.temperature,
             "processors": [],
             "blocks": self.blocks,
+            "signals": self.signals,
             "seed": self.seed,
             "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine(),
             "dtype": str(target.dtype).removeprefix("torch."),
@@ -99,6 +103,7 @@ class Recorder:
         accept = np.zeros(shape, dtype=np.float32)
         overlap = np.full(shape, np.nan, dtype=np.float32)
         drafted = np.zeros(shape[:2], dtype=np.uint8)
+        log_q = np.full(shape, np.nan, dtype=np.float32)
         rule = self.rule.open(np.random.SeedSequence((self.seed, query)), self.max_new_tokens)
         state = self.target.prefill(prompt)
         streams = [arm.drafter.open(prompt) for arm in self.arms]
@@ -132,6 +137,7 @@ class Recorder:
             for (start, a), drafted_token, value in zip(followed, proposed, overlaps_here, strict=True):
                 overlap[start, a, t - start] = value
                 accept[start, a, t - start] = drafted_token == token
+                log_q[start, a, t - start] = 0.0 if drafted_token == token else -np.inf
             followed = [
                 (start, a)
                 for (start, a), drafted_token in zip(followed, proposed, strict=True)
@@ -140,10 +146,16 @@ class Recorder:
             context.append(token)
         text = context[len(prompt) :]
         own = {a: stream.logits(context, len(text)) for a, stream in with_law.items()}
+        signals = {name: np.full_like(log_q, np.nan) for name in (SIGNALS if self.signals else ())}
         for a, logits in own.items():
-            p, depths = torch.stack(laws), self.arms[a].length
+            p, q, depths = torch.stack(laws), rule.laws(logits), self.arms[a].length
             accept[: len(text), a, :depths] = _by_depth(rule.accept_given_text(p, logits, text), depths, 0.0)
-            overlap[: len(text), a, :depths] = _by_depth(overlaps(p, rule.laws(logits), text), depths, np.nan)
+            overlap[: len(text), a, :depths] = _by_depth(overlaps(p, q, text), depths, np.nan)
+            if self.signals:
+                for name, values in law_signals(q).items():
+                    signals[name][: len(text), a, :depths] = _by_depth(values, depths, np.nan)
+                chosen = acceptance(q, None, text).clamp(max=1.0).log()
+                log_q[: len(text), a, :depths] = _by_depth(chosen, depths, np.nan)
         bits = self.rule.verification != "rejection" or not with_law
         columns = {
             "tokens": np.array(text, dtype=np.int32),
@@ -153,6 +165,10 @@ class Recorder:
             "overlap": overlap[: len(text)].astype(self.overlap_dtype),
             "log_p": np.array(log_p, dtype=np.float32),
         }
+        if self.signals:
+            columns["log_q"] = log_q[: len(text)]
+            with np.errstate(over="ignore"):  # a margin beyond the type is infinite
+                columns |= {name: values[: len(text)].astype(self.overlap_dtype) for name, values in signals.items()}
         if self.blocks:
             rng = np.random.default_rng((self.seed, query, 1))
             branches = _Branches(self, prompt, text, rule, state, with_law, rng)
@@ -209,6 +225,13 @@ class _Branches:
         logits = target.forward(self.state, [wrong, *draft.tokens[:-1]])
         target.rollback(self.state, len(draft.tokens))
         return overlaps(self.rule.laws(logits), draft.laws, draft.tokens).double().cpu().numpy()
+
+
+def law_signals(q: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Entropy in nats, largest probability, and `ln q_(1) - ln q_(2)` of laws [n, vocab]; each [n]."""
+    first, second = q.topk(2, dim=-1).values.log().unbind(dim=-1)
+    values = torch.special.entr(q).sum(dim=-1), first.exp().clamp(max=1.0), first - second
+    return dict(zip(SIGNALS, values, strict=True))
 
 
 def _by_depth(values: torch.Tensor, depths: int, beyond: float) -> FloatArray:

@@ -13,8 +13,9 @@ import pytest
 from scipy.stats import norm
 
 from metasd_sim import traces
+from metasd_sim.arms import derive
 from metasd_sim.costs import CostModel
-from metasd_sim.environments import ReplayEnvironment, StationaryEnvironment
+from metasd_sim.environments import CategoricalEnvironment, ReplayEnvironment, StationaryEnvironment
 from metasd_sim.environments.base import SIGNALS, Context
 from metasd_sim.errors import InputError
 from metasd_sim.policies import FixedArm, Hedge, KLUCBTrials, MetaSDUCB, RandomArm, ThompsonTrials
@@ -108,6 +109,17 @@ ENVIRONMENT_CASES = {
         lambda: ReplayEnvironment(make_trace(verification="greedy")), budget=None, random=False
     ),
     "replay, no costs": EnvironmentCase(lambda: ReplayEnvironment(make_trace(costs=False)), budget=None),
+    "replay, derived arms": EnvironmentCase(
+        lambda: ReplayEnvironment(derive(make_trace(), ["arm0@2", "arm1", "none", "arm2@1"])), budget=None
+    ),
+    "categorical": EnvironmentCase(
+        lambda: CategoricalEnvironment.random({"A": 0.5, "B": 1.5}, ["A@2", "A@6?entropy=1", "ensemble(A,B)", "none"])
+    ),
+    "categorical, costs": EnvironmentCase(
+        lambda: CategoricalEnvironment.random(
+            {"A": 0.5, "B": 1.5}, ["A", "A?adaedl=0.3", "B?margin=1", "ensemble(A,B)@2"], costs=_costs([5, 5], 0.01)
+        )
+    ),
 }
 
 
