@@ -42,7 +42,8 @@ class CostModel:
             raise InputError(f"costs: expected catch_up [{len(self.draft)}], found {list(self.catch_up.shape)}")
         if self.readers is not None:
             readers = np.asarray(self.readers, dtype=float)
-            if readers.ndim != 2 or not np.allclose(np.nansum(readers, axis=1), self.catch_up):
+            of_each_arm = readers.ndim == 2 and len(readers) == len(self.catch_up)
+            if not of_each_arm or not np.allclose(np.nansum(readers, axis=1), self.catch_up):
                 raise InputError("costs: expected readers [arms, drafters] whose rows sum to catch_up, found others")
             object.__setattr__(self, "readers", readers)
         if self.plain <= 0:
@@ -90,10 +91,10 @@ class CostModel:
         names = ("draft", "verify", "catch_up", "overhead", "plain")
         try:
             columns: dict[str, Any] = {name: np.asarray(record[name], dtype=float) for name in names}
+            if record.get("readers") is not None:
+                columns["readers"] = np.array(record["readers"], dtype=float)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"costs: expected numbers for {', '.join(names)}; found {record!r}") from error
-        readers = record.get("readers")
-        columns["readers"] = None if readers is None else np.array(readers, dtype=float)
         return cls(**columns, fit=record.get("fit"))
 
 
@@ -102,12 +103,8 @@ class RoundClock:
 
     def __init__(self, costs: CostModel, rows: int) -> None:
         self.costs = costs
-        readers = costs.readers
-        if readers is None:  # each arm has a drafter of its own
-            readers = np.where(np.eye(len(costs.catch_up), dtype=bool), costs.catch_up[:, None], np.nan)
-        self._reads = ~np.isnan(readers)  # [arms, drafters]
-        self._catch_up = np.nan_to_num(readers)
-        self.current = np.zeros((rows, readers.shape[1]), dtype=np.int64)  # [rows, drafters]
+        drafters = len(costs.draft) if costs.readers is None else costs.readers.shape[1]
+        self.current = np.zeros((rows, drafters), dtype=np.int64)  # [rows, drafters]
 
     def restart(self, rows: IntArray, position: IntArray) -> None:
         """Every drafter is current at `position`, the start of a query: prefill is outside the rounds."""
@@ -118,12 +115,17 @@ class RoundClock:
     ) -> FloatArray:
         """Seconds of a round that starts at `position`; with `every_arm`, of scoring all arms on its tokens too."""
         end = position + emitted
-        current = self.current[rows]
-        seconds = self.costs.seconds(arms, drafted)
-        seconds += ((position[:, None] - current) * self._catch_up[arms]).sum(axis=1)
-        current = np.where(self._reads[arms], end[:, None], current)
+        readers = self.costs.readers
+        if readers is None:  # each arm has a drafter of its own
+            seconds = self.costs.seconds(arms, drafted, position - self.current[rows, arms])
+            self.current[rows, arms] = end
+            catch_up = self.costs.catch_up
+        else:
+            missed = position[:, None] - self.current[rows]  # [n, drafters]
+            seconds = self.costs.seconds(arms, drafted) + np.nansum(missed * readers[arms], axis=1)
+            self.current[rows] = np.where(np.isnan(readers[arms]), self.current[rows], end[:, None])
+            catch_up = np.nan_to_num(readers).max(axis=0)
         if every_arm:  # each drafter reads what it has missed
-            seconds += (end[:, None] - current) @ self._catch_up.max(axis=0)
-            current[:] = end[:, None]
-        self.current[rows] = current
+            seconds += (end[:, None] - self.current[rows]) @ catch_up
+            self.current[rows] = end[:, None]
         return seconds

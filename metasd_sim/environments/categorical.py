@@ -56,7 +56,6 @@ class CategoricalEnvironment:
                 q = np.mean([drafters[names.index(name)] for name in spec.drafters], axis=0)
                 self.beta[:, a] = np.minimum(np.minimum(target, q).sum(axis=1), 1.0)
                 self.go[:, a] = _goes_on(spec, q)
-        self.drafters = tuple(self.arms)
         self.costs = None if costs is None else _costs(costs, specs, names, self.max_draft)
         self.gives = frozenset({OVERLAP, BLOCK_OVERLAP, EVERY_ARM, TRUTH} | ({SECONDS} if costs else set()))
         self.rates = (self.go * self.beta).mean(axis=0)  # [arms] chance that a further token is drafted and accepted
