@@ -114,10 +114,10 @@ def derive(trace: Trace, arms: Sequence[str]) -> Trace:
 
     - `NAME@k`: what a recording with draft length `k` holds, for drafters whose law does not depend on their length
       (provenance `length_dependent` names the others, which are refused).
-    - `NAME?RULE`: the draft stops at the first depth whose law the rule rejects. Exact for tokens, rounds; `drafted`,
-      and with it the seconds, is what the rule lets through along the text: how long a draft goes on past a rejection
-      needs recorded blocks. Rules read the law rounded as it was recorded; past an unforeseen end of the text, where it
-      is unknown, drafts go on. Where the rule stops at once the arm scores an overlap of 0.
+    - `NAME?RULE`: the draft stops at the first depth whose law the rule rejects. Exact for policies that read neither
+      `drafted` nor seconds: these are what the rule lets through along the text, since how long a draft goes on past a
+      rejection needs recorded blocks. Rules read the law rounded as it was recorded; past an unforeseen end of the
+      text, where it is unknown, drafts go on. Where the rule stops at once the arm scores an overlap of 0.
     - `ensemble(A,B)`: at every position a token of `mean_i q_i`, accepted given the text `x` with probability
       `min(1, mean_i q_i(x) / p(x))`; the draft ends where any member has nothing to propose. Each member drafts anew
       from the text so far, so its law must not depend on where a round starts. Rejection verification only: the other
