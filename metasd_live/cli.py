@@ -202,6 +202,9 @@ def build_parser() -> argparse.ArgumentParser:
     recording.add_argument(
         "--blocks", action="store_true", help="also overlaps past rejections, for reward bd: a target pass per place"
     )
+    recording.add_argument(
+        "--signals", action="store_true", help="also what stop rules and ensembles of metasd-sim replay --arm need"
+    )
     recording.add_argument("--out", required=True, metavar="FILE", help=".safetensors trace to write")
 
     calibration = console.add_command(

@@ -175,6 +175,7 @@ def run_record(arguments: argparse.Namespace) -> None:
         arguments.blocks,
         _eos(arguments),
         arguments.stop,
+        arguments.signals,
     )
     with console.progress(arguments.quiet) as display:
         texts = display.add_task("prompts", total=len(prompts))

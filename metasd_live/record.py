@@ -31,7 +31,9 @@ from .model import ModelState
 from .prompts import Prompt, prompt_features
 from .sampling import check_processors
 from .target import Target
-from .verify import Rule, TextRule, overlaps
+from .verify import Rule, TextRule, acceptance, overlaps
+
+SIGNALS = ("entropy", "top_probability", "margin")  # of a drafter's law, for stop rules
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Recorder:
     blocks: bool = False  # also overlaps past a rejection, for block divergence; a target pass per place and arm
     eos: Collection[int] | None = None  # ids that end a text; None: the target's own
     stop_strings: Sequence[str] = ()
+    signals: bool = False  # also what stop rules and ensembles need: entropy, largest probability, margin, log q
 
     def __post_init__(self) -> None:
         if self.blocks and self.rule.verification == "gumbel":
@@ -82,6 +85,7 @@ class Recorder:
             "eos": sorted(self.ending.eos),
             "stop_strings": list(self.ending.strings),
             "blocks": self.blocks,
+            "signals": self.signals,
             "seed": self.seed,
             "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine(),
             "dtype": str(target.dtype).removeprefix("torch."),
@@ -138,6 +142,7 @@ class Recorder:
         accept = np.zeros(shape, dtype=np.float32)
         overlap = np.full(shape, np.nan, dtype=np.float32)
         drafted = np.zeros(shape[:2], dtype=np.uint8)
+        log_q = np.full(shape, np.nan, dtype=np.float32)
         rule = self.rule.open(np.random.SeedSequence((self.seed, query)), self.max_new_tokens, len(prompt))
         white_box = any(arm.white_box for arm in self.arms)
         state = self.target.prefill(prompt, features=True) if white_box else self.target.prefill(prompt)
@@ -178,6 +183,7 @@ class Recorder:
             for (start, a), drafted_token, value in zip(followed, proposed, overlaps_here, strict=True):
                 overlap[start, a, t - start] = value
                 accept[start, a, t - start] = drafted_token == token
+                log_q[start, a, t - start] = 0.0 if drafted_token == token else -np.inf
             followed = [
                 (start, a)
                 for (start, a), drafted_token in zip(followed, proposed, strict=True)
@@ -186,19 +192,32 @@ class Recorder:
             context.append(token)
         text = context[len(prompt) :]
         own = {a: rule.process(stream.logits(context, len(text)), prompt, text) for a, stream in with_law.items()}
+        signals = {name: np.full_like(log_q, np.nan) for name in (SIGNALS if self.signals else ())}
         for a, logits in own.items():
-            p, depths = torch.stack(laws), self.arms[a].length
+            p, q, depths = torch.stack(laws), rule.laws(logits), self.arms[a].length
             accept[: len(text), a, :depths] = _by_depth(rule.accept_given_text(p, logits, text), depths, 0.0)
-            overlap[: len(text), a, :depths] = _by_depth(overlaps(p, rule.laws(logits), text), depths, np.nan)
+            overlap[: len(text), a, :depths] = _by_depth(overlaps(p, q, text), depths, np.nan)
+            if self.signals:
+                for name, values in law_signals(q).items():
+                    signals[name][: len(text), a, :depths] = _by_depth(values, depths, np.nan)
+                chosen = acceptance(q, None, text).clamp(max=1.0).log()
+                log_q[: len(text), a, :depths] = _by_depth(chosen, depths, np.nan)
         for a, start_stream in by_start.items():
             for s in range(len(text)):
                 before, along = context[: len(prompt) + s], text[s : s + self.arms[a].length]
                 logits = rule.process(start_stream.logits_along(before, along), before, along)
-                n, p = len(logits), torch.stack(laws[s : s + len(logits)]) if len(logits) else None
-                drafted[s, a] = min(drafted[s, a], n) if n < len(along) else drafted[s, a]
-                if p is not None:
-                    accept[s, a, :n] = rule.accept_given_text(p, logits, along[:n], s).cpu().numpy()
-                    overlap[s, a, :n] = overlaps(p, rule.laws(logits), along[:n]).cpu().numpy()
+                n = len(logits)
+                if n < len(along):  # it can draft no more
+                    drafted[s, a] = n
+                if not n:
+                    continue
+                p, q = torch.stack(laws[s : s + n]), rule.laws(logits)
+                accept[s, a, :n] = rule.accept_given_text(p, logits, along[:n], s).cpu().numpy()
+                overlap[s, a, :n] = overlaps(p, q, along[:n]).cpu().numpy()
+                if self.signals:
+                    for name, values in law_signals(q).items():
+                        signals[name][s, a, :n] = values.cpu().numpy()
+                    log_q[s, a, :n] = acceptance(q, None, along[:n]).clamp(max=1.0).log().cpu().numpy()
         bits = self.rule.verification != "rejection" or not (with_law or by_start)
         columns = {
             "tokens": np.array(text, dtype=np.int32),
@@ -208,6 +227,10 @@ class Recorder:
             "overlap": overlap[: len(text)].astype(self.overlap_dtype),
             "log_p": np.array(log_p, dtype=np.float32),
         }
+        if self.signals:
+            columns["log_q"] = log_q[: len(text)]
+            with np.errstate(over="ignore"):  # a margin beyond the type is infinite
+                columns |= {name: values[: len(text)].astype(self.overlap_dtype) for name, values in signals.items()}
         if self.blocks:
             rng = np.random.default_rng((self.seed, query, 1))
             branches = _Branches(self, prompt, text, rule, state, with_law, rng)
@@ -266,6 +289,13 @@ class _Branches:
         logits = self.rule.process(logits, [*context, wrong], draft.tokens)
         target.rollback(self.state, len(draft.tokens))
         return overlaps(self.rule.laws(logits), draft.laws, draft.tokens).double().cpu().numpy()
+
+
+def law_signals(q: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Entropy in nats, largest probability, and `ln q_(1) - ln q_(2)` of laws [n, vocab]; each [n]."""
+    first, second = q.topk(2, dim=-1).values.log().unbind(dim=-1)
+    values = torch.special.entr(q).sum(dim=-1), first.exp().clamp(max=1.0), first - second
+    return dict(zip(SIGNALS, values, strict=True))
 
 
 def _by_depth(values: torch.Tensor, depths: int, beyond: float) -> FloatArray:

@@ -4,8 +4,16 @@ policy --arms--> environment --Rounds--> reward --(value, weight)--> policy, dri
 """
 
 from . import acceptance, bounds, regret, traces
+from .arms import derive
 from .costs import CostModel
-from .environments import Context, Environment, FixedArms, ReplayEnvironment, StationaryEnvironment
+from .environments import (
+    CategoricalEnvironment,
+    Context,
+    Environment,
+    FixedArms,
+    ReplayEnvironment,
+    StationaryEnvironment,
+)
 from .errors import InputError
 from .policies import (
     POLICIES,
@@ -35,6 +43,7 @@ from .rewards import (
 )
 from .rounds import Rounds
 from .simulate import History, Outcome, simulate
+from .stop_rules import StopRule
 from .summary import summarize
 
 __version__ = "0.1.0"
@@ -45,6 +54,7 @@ __all__ = [
     "AcceptanceTrials",
     "BlockDivergence",
     "BlockEfficiency",
+    "CategoricalEnvironment",
     "Context",
     "CostModel",
     "Environment",
@@ -66,11 +76,13 @@ __all__ = [
     "Router",
     "RouterWeights",
     "StationaryEnvironment",
+    "StopRule",
     "ThompsonTrials",
     "TokensPerSecond",
     "VerifiedDivergence",
     "acceptance",
     "bounds",
+    "derive",
     "fit_router",
     "make_policy",
     "make_reward",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import bounds, console, files, plots, traces
+from .arms import derive
 from .costs import CostModel
 from .environments import Environment, ReplayEnvironment, StationaryEnvironment
 from .environments.base import OBJECTIVES, SCOPES
@@ -251,6 +252,8 @@ def order_queries(trace: traces.Trace, arguments: argparse.Namespace) -> traces.
 def run_replay(arguments: argparse.Namespace) -> None:
     check_outputs(arguments)
     trace = order_queries(traces.read(arguments.trace), arguments)
+    if arguments.arm:
+        trace = derive(trace, arguments.arm)
     environment = ReplayEnvironment(trace)
     results = compare(environment, arguments, arguments.budget, trace.drafters)
     records = [record for _, group in results for record in group]
@@ -393,6 +396,13 @@ def build_parser() -> argparse.ArgumentParser:
         run_replay,
     )
     command.add_argument("trace", metavar="TRACE", help="a .safetensors trace")
+    command.add_argument(
+        "--arm",
+        action="append",
+        metavar="SPEC",
+        help="NAME, NAME@LENGTH, NAME?RULE=THRESHOLD (max-confidence, entropy, adaedl, margin), none or "
+        "ensemble(NAME,NAME,...); repeatable (default: every recorded arm)",
+    )
     _add_policies(command, default_runs=50)
     command.add_argument("--budget", type=integers, metavar="N[,N...]", help="tokens (default: the whole stream)")
     command.add_argument(

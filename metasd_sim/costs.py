@@ -23,6 +23,7 @@ class CostModel:
     overhead: float  # per round
     plain: float  # per token of plain decoding with the same target code
     fit: dict[str, dict[str, float]] | None = None  # of each arm: rounds, mean measured, mean predicted, rms difference
+    readers: FloatArray | None = None  # [arms, drafters] catch-up of each drafter that the arm reads with, else NaN
 
     def __post_init__(self) -> None:
         for name in ("draft", "verify", "catch_up", "overhead", "plain"):
@@ -39,6 +40,12 @@ class CostModel:
             )
         if self.catch_up.shape != self.draft.shape[:1]:
             raise InputError(f"costs: expected catch_up [{len(self.draft)}], found {list(self.catch_up.shape)}")
+        if self.readers is not None:
+            readers = np.asarray(self.readers, dtype=float)
+            of_each_arm = readers.ndim == 2 and len(readers) == len(self.catch_up)
+            if not of_each_arm or not np.allclose(np.nansum(readers, axis=1), self.catch_up):
+                raise InputError("costs: expected readers [arms, drafters] whose rows sum to catch_up, found others")
+            object.__setattr__(self, "readers", readers)
         if self.plain <= 0:
             raise InputError("costs: expected plain decoding to take time, found plain = 0")
 
@@ -67,7 +74,7 @@ class CostModel:
         return self.draft[arm, drafted] + self.verify[drafted] + self.catch_up[arm] * missed + self.overhead
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        record = {
             "draft": self.draft.tolist(),
             "verify": self.verify.tolist(),
             "catch_up": self.catch_up.tolist(),
@@ -75,26 +82,32 @@ class CostModel:
             "plain": self.plain,
             "fit": self.fit,
         }
+        if self.readers is not None:  # null stands for NaN
+            record["readers"] = [[None if np.isnan(x) else x for x in row] for row in self.readers.tolist()]
+        return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> CostModel:
         names = ("draft", "verify", "catch_up", "overhead", "plain")
         try:
             columns: dict[str, Any] = {name: np.asarray(record[name], dtype=float) for name in names}
+            if record.get("readers") is not None:
+                columns["readers"] = np.array(record["readers"], dtype=float)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"costs: expected numbers for {', '.join(names)}; found {record!r}") from error
         return cls(**columns, fit=record.get("fit"))
 
 
 class RoundClock:
-    """Seconds of the rounds of many rows: knows up to which token each arm has read its row's text."""
+    """Seconds of the rounds of many rows: knows up to which token each drafter has read its row's text."""
 
     def __init__(self, costs: CostModel, rows: int) -> None:
         self.costs = costs
-        self.current = np.zeros((rows, len(costs.draft)), dtype=np.int64)  # [rows, arms]
+        drafters = len(costs.draft) if costs.readers is None else costs.readers.shape[1]
+        self.current = np.zeros((rows, drafters), dtype=np.int64)  # [rows, drafters]
 
     def restart(self, rows: IntArray, position: IntArray) -> None:
-        """Every arm is current at `position`, the start of a query: prefill is outside the rounds."""
+        """Every drafter is current at `position`, the start of a query: prefill is outside the rounds."""
         self.current[rows] = position[:, None]
 
     def seconds(
@@ -102,9 +115,17 @@ class RoundClock:
     ) -> FloatArray:
         """Seconds of a round that starts at `position`; with `every_arm`, of scoring all arms on its tokens too."""
         end = position + emitted
-        seconds = self.costs.seconds(arms, drafted, position - self.current[rows, arms])
-        self.current[rows, arms] = end
+        readers = self.costs.readers
+        if readers is None:  # each arm has a drafter of its own
+            seconds = self.costs.seconds(arms, drafted, position - self.current[rows, arms])
+            self.current[rows, arms] = end
+            catch_up = self.costs.catch_up
+        else:
+            missed = position[:, None] - self.current[rows]  # [n, drafters]
+            seconds = self.costs.seconds(arms, drafted) + np.nansum(missed * readers[arms], axis=1)
+            self.current[rows] = np.where(np.isnan(readers[arms]), self.current[rows], end[:, None])
+            catch_up = np.nan_to_num(readers).max(axis=0)
         if every_arm:  # each drafter reads what it has missed
-            seconds += (end[:, None] - self.current[rows]) @ self.costs.catch_up
+            seconds += (end[:, None] - self.current[rows]) @ catch_up
             self.current[rows] = end[:, None]
         return seconds

@@ -36,9 +36,14 @@ _TENSORS: dict[str, tuple[str, str]] = {
     "log_p": ("T", "f"),
     "block_tail": ("TAD", "f"),
     "features": ("QF", "f"),
+    "entropy": ("TAD", "f"),
+    "top_probability": ("TAD", "f"),
+    "margin": ("TAD", "f"),
+    "log_q": ("TAD", "f"),
 }
 _REQUIRED = ("tokens", "offsets", "accept", "drafted")
-_PROBABILITIES = ("accept", "overlap", "block_tail")
+_PROBABILITIES = ("accept", "overlap", "block_tail", "top_probability")
+_NOT_NEGATIVE = ("entropy", "margin")
 _NO_NAN = ("accept", "log_p")
 
 
@@ -74,6 +79,10 @@ class Trace:
     block_tail: NDArray[Any] | None = None  # [T, A, D] mean overlap past a first rejection at this depth, or NaN
     features: NDArray[Any] | None = None  # [Q, F] of the prompts
     feature_names: tuple[str, ...] = ()  # [F]
+    entropy: NDArray[Any] | None = None  # [T, A, D] of the drafter's law at this depth, in nats; NaN where it has none
+    top_probability: NDArray[Any] | None = None  # [T, A, D] its largest probability
+    margin: NDArray[Any] | None = None  # [T, A, D] logarithm of its largest probability over its second
+    log_q: NDArray[Any] | None = None  # [T, A, D] of the emitted token there, -inf where it cannot be drafted
     costs: CostModel | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -118,6 +127,10 @@ class Trace:
                 refuse(key, "without NaN", "NaN")
             if key in _PROBABILITIES and np.any((value < 0) | (value > 1)):  # NaN is neither
                 refuse(key, "in [0, 1]", f"{np.nanmin(value)}..{np.nanmax(value)}")
+            if key in _NOT_NEGATIVE and np.any(value < 0):
+                refuse(key, "of 0 or more", np.nanmin(value))
+            if key == "log_q" and np.any(value > 0):
+                refuse(key, "of 0 or less", np.nanmax(value))
         if self.features is not None and not np.isfinite(self.features).all():
             refuse("features", "of finite numbers", "NaN or infinity")
         if len(set(self.feature_names)) != len(self.feature_names) or (self.features is None and self.feature_names):

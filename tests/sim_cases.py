@@ -14,8 +14,9 @@ import pytest
 from scipy.stats import norm
 
 from metasd_sim import traces
+from metasd_sim.arms import derive
 from metasd_sim.costs import CostModel
-from metasd_sim.environments import ReplayEnvironment, StationaryEnvironment
+from metasd_sim.environments import CategoricalEnvironment, ReplayEnvironment, StationaryEnvironment
 from metasd_sim.environments.base import SIGNALS, Context
 from metasd_sim.errors import InputError
 from metasd_sim.policies import (
@@ -128,6 +129,17 @@ ENVIRONMENT_CASES = {
     ),
     "replay, no costs": EnvironmentCase(lambda: ReplayEnvironment(make_trace(costs=False)), budget=None),
     "replay, features": EnvironmentCase(lambda: ReplayEnvironment(with_features(make_trace())), budget=None),
+    "replay, derived arms": EnvironmentCase(
+        lambda: ReplayEnvironment(derive(make_trace(), ["arm0@2", "arm1", "none", "arm2@1"])), budget=None
+    ),
+    "categorical": EnvironmentCase(
+        lambda: CategoricalEnvironment.random({"A": 0.5, "B": 1.5}, ["A@2", "A@6?entropy=1", "ensemble(A,B)", "none"])
+    ),
+    "categorical, costs": EnvironmentCase(
+        lambda: CategoricalEnvironment.random(
+            {"A": 0.5, "B": 1.5}, ["A", "A?adaedl=0.3", "B?margin=1", "ensemble(A,B)@2"], costs=_costs([5, 5], 0.01)
+        )
+    ),
 }
 
 

@@ -85,7 +85,7 @@ def test_train_on_texts_of_the_target(call):
 
 def test_record_and_its_costs(call):
     record = ("record", *TARGET, *PROMPTS, "--split", "evaluate", "--max-new-tokens", 10, "--calibrate", 2)
-    record += ("--drafter", "none", "--drafter", "copy=lookup@3", "--repetitions", 2, "--shuffle", 5)
+    record += ("--drafter", "none", "--drafter", "copy=lookup@3", "--repetitions", 2, "--shuffle", 5, "--signals")
     code, out, _ = call(*record, "--out", "t.safetensors")
     assert code == 0
     assert "copy" in out
@@ -95,6 +95,7 @@ def test_record_and_its_costs(call):
     assert sorted(query.id for query in trace.queries) == [f"evaluate-{i}" for i in range(4)]
     assert [query.id for query in trace.queries] != [f"evaluate-{i}" for i in range(4)]
     assert trace.costs.draft.shape == (2, 4)
+    assert trace.log_q.shape == trace.entropy.shape == trace.accept.shape
     code, out, err = call(*record, "--out", "t.safetensors")
     assert (code, out) == (2, "")
     assert "--force" in err

@@ -196,6 +196,7 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
         (a_recorder(target, max_new_tokens=LIMIT - 1), "max_new_tokens"),
         (a_recorder(target, seed=1), "provenance"),
         (a_recorder(target, overlap_dtype="float16"), "overlap_dtype"),
+        (a_recorder(target, signals=True), "signals"),
         (a_recorder(target, arms=recorder.arms[:-1]), "arms"),
         (a_recorder(target, arms=[*recorder.arms[:-1], replace(recorder.arms[-1], length=1)]), "drafters"),
     ):
