@@ -4,8 +4,22 @@ policy --arms--> environment --Rounds--> reward --(value, weight)--> policy, dri
 """
 
 from . import acceptance, bounds, regret, traces
+from .adversary import fooling_sequence
 from .costs import CostModel
-from .environments import Context, Environment, FixedArms, ReplayEnvironment, StationaryEnvironment
+from .environments import (
+    AdversarialEnvironment,
+    Context,
+    DomainEnvironment,
+    DriftingEnvironment,
+    Environment,
+    FixedArms,
+    LostFeedback,
+    NoisyFeedback,
+    PiecewiseEnvironment,
+    ReplayEnvironment,
+    StationaryEnvironment,
+    SwitchingCost,
+)
 from .errors import InputError
 from .policies import (
     POLICIES,
@@ -38,10 +52,13 @@ __all__ = [
     "POLICIES",
     "REWARDS",
     "AcceptanceTrials",
+    "AdversarialEnvironment",
     "BlockDivergence",
     "BlockEfficiency",
     "Context",
     "CostModel",
+    "DomainEnvironment",
+    "DriftingEnvironment",
     "Environment",
     "FixedArm",
     "FixedArms",
@@ -49,19 +66,24 @@ __all__ = [
     "IndexPolicy",
     "InputError",
     "KLUCBTrials",
+    "LostFeedback",
     "MetaSDUCB",
+    "NoisyFeedback",
     "Outcome",
+    "PiecewiseEnvironment",
     "Policy",
     "RandomArm",
     "ReplayEnvironment",
     "Reward",
     "Rounds",
     "StationaryEnvironment",
+    "SwitchingCost",
     "ThompsonTrials",
     "TokensPerSecond",
     "VerifiedDivergence",
     "acceptance",
     "bounds",
+    "fooling_sequence",
     "make_policy",
     "make_reward",
     "regret",
