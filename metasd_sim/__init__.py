@@ -4,15 +4,23 @@ policy --arms--> environment --Rounds--> reward --(value, weight)--> policy, dri
 """
 
 from . import acceptance, bounds, regret, traces
+from .adversary import fooling_sequence
 from .arms import derive
 from .costs import CostModel
 from .environments import (
+    AdversarialEnvironment,
     CategoricalEnvironment,
     Context,
+    DomainEnvironment,
+    DriftingEnvironment,
     Environment,
     FixedArms,
+    LostFeedback,
+    NoisyFeedback,
+    PiecewiseEnvironment,
     ReplayEnvironment,
     StationaryEnvironment,
+    SwitchingCost,
 )
 from .errors import InputError
 from .policies import (
@@ -52,11 +60,14 @@ __all__ = [
     "POLICIES",
     "REWARDS",
     "AcceptanceTrials",
+    "AdversarialEnvironment",
     "BlockDivergence",
     "BlockEfficiency",
     "CategoricalEnvironment",
     "Context",
     "CostModel",
+    "DomainEnvironment",
+    "DriftingEnvironment",
     "Environment",
     "FixedArm",
     "FixedArms",
@@ -65,9 +76,12 @@ __all__ = [
     "InputError",
     "KLUCBTrials",
     "LinUCB",
+    "LostFeedback",
     "MetaSDUCB",
+    "NoisyFeedback",
     "Oracle",
     "Outcome",
+    "PiecewiseEnvironment",
     "Policy",
     "RandomArm",
     "ReplayEnvironment",
@@ -77,6 +91,7 @@ __all__ = [
     "RouterWeights",
     "StationaryEnvironment",
     "StopRule",
+    "SwitchingCost",
     "ThompsonTrials",
     "TokensPerSecond",
     "VerifiedDivergence",
@@ -84,6 +99,7 @@ __all__ = [
     "bounds",
     "derive",
     "fit_router",
+    "fooling_sequence",
     "make_policy",
     "make_reward",
     "regret",

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from . import bounds, console, files, plots, traces
+from . import bounds, console, files, plots, scenarios, traces
 from .arms import derive
-from .costs import CostModel
 from .environments import Environment, ReplayEnvironment, StationaryEnvironment
 from .environments.base import OBJECTIVES, SCOPES
-from .environments.synthetic import OVERLAPS
 from .errors import InputError
 from .policies import RouterWeights, check_reward, fit_router, make_policy, policy_specs
 from .policies.contextual import RIDGE, cross_validate
@@ -24,9 +22,10 @@ from .regret import comparator
 from .rewards import REWARDS, make_reward
 from .rounds import FloatArray, IntArray
 from .simulate import Outcome, simulate
-from .summary import summarize
+from .summary import model_rates, summarize
 
 CURVE_POINTS = 30
+DEFAULT_BUDGET = 10_000
 
 
 def numbers(text: str) -> list[float]:
@@ -83,6 +82,8 @@ def show(records: Sequence[dict[str, Any]], title: str, quiet: bool) -> None:
     bounded = any("upper_bound" in record for record in records)
     several = len({record["budget"] for record in records}) > 1
     columns = ["policy", *(["budget"] if several else []), "rounds", "regret", "best arm", "tokens/round", "switches"]
+    segmented = any("segment_regret_mean" in record for record in records)
+    columns += ["regret to best of each segment"] if segmented else []
     columns += ["upper bound", "lower bound"] if bounded else []
     columns += ["speedup", "regret (s)"] if timed else []
     rows = []
@@ -90,6 +91,7 @@ def show(records: Sequence[dict[str, Any]], title: str, quiet: bool) -> None:
         row = [record["policy"], *([record["budget"]] if several else [])]
         row += [plain(record, "rounds_mean", 0), plus_minus(record, "regret", 1), f"{record['best_arm_ratio']:.1%}"]
         row += [plain(record, "tokens_per_round", 3), plain(record, "switches_mean", 0)]
+        row += [plain(record, "segment_regret_mean", 1)] if segmented else []
         row += [plain(record, "upper_bound", 0), plain(record, "lower_bound", 1)] if bounded else []
         row += [plus_minus(record, "speedup", 3), plus_minus(record, "seconds_regret", 1)] if timed else []
         rows.append(row)
@@ -112,7 +114,7 @@ def compare(
     ]
     policies = [make_policy(spec, arguments.reward, environment.arms, drafters) for spec in dict.fromkeys(specs)]
     check_reward(arguments.reward, policies)
-    carry_over = getattr(arguments, "carry_over", "none")  # synthetic streams have one query
+    carry_over = arguments.carry_over or "none"
     results = []
     with console.progress(arguments.quiet) as display:
         for policy in display.track(policies, description="policies"):
@@ -123,41 +125,14 @@ def compare(
 
 def run_simulate(arguments: argparse.Namespace) -> None:
     check_outputs(arguments)
-    alphas = [float(text) for text in arguments.arms]
-    if arguments.concentration is not None and arguments.overlaps != "beta":
-        raise InputError(
-            f"--concentration: expected --overlaps beta beside it, found {arguments.overlaps}; leave it out"
-        )
-    rates = {
-        "verify": arguments.verify_cost,
-        "verify_token": arguments.verify_token_cost,
-        "catch_up": arguments.catch_up_cost,
-    }
-    costs = None
-    if arguments.draft_cost is None and any(value is not None for value in rates.values()):
-        raise InputError("--draft-cost: expected it beside the other costs, found none; give 0 for each free drafter")
-    if arguments.draft_cost is not None:
-        draft = arguments.draft_cost
-        if len(draft) != len(alphas):
-            raise InputError(f"--draft-cost: expected {len(alphas)} numbers, one per arm; found {len(draft)}")
-        costs = CostModel.linear(
-            draft,
-            max(arguments.draft_length),
-            **{name: value for name, value in rates.items() if value is not None},
-        )
-    environment = StationaryEnvironment(
-        alphas,
-        arguments.draft_length[0] if len(arguments.draft_length) == 1 else arguments.draft_length,
-        arguments.overlaps,
-        5.0 if arguments.concentration is None else arguments.concentration,
-        costs,
-    )
-    wanted = arguments.budget
+    environment = scenarios.build(arguments)
+    tokens = getattr(environment, "tokens", None)  # of a stream that ends
+    wanted = arguments.budget or [tokens or DEFAULT_BUDGET]
     budgets = wanted
     if arguments.figure:
         curve = np.geomspace(min(10, wanted[0]), wanted[-1], CURVE_POINTS).astype(int)
         budgets = sorted({*wanted, *curve.tolist()})
-    results = compare(environment, arguments, budgets, arguments.arms)
+    results = compare(environment, arguments, budgets, arguments.arms[0] if len(arguments.arms) == 1 else [])
     curves = [record for _, records in results for record in records]
     records = [record for record in curves if record["budget"] in wanted]
     lengths = ",".join(map(str, arguments.draft_length))
@@ -165,7 +140,7 @@ def run_simulate(arguments: argparse.Namespace) -> None:
         records,
         f"arms {', '.join(environment.arms)}, draft length {lengths}, budget {wanted[-1]} tokens, "
         f"{arguments.runs} runs (95% intervals; regret in rounds)"
-        + (" (no bounds: they need one draft length)" if len(set(arguments.draft_length)) > 1 else ""),
+        + (" (no bounds: they need i.i.d. overlaps and one draft length)" if model_rates(environment) is None else ""),
         arguments.quiet,
     )
     if arguments.figure:
@@ -175,12 +150,14 @@ def run_simulate(arguments: argparse.Namespace) -> None:
 
 def run_bounds(arguments: argparse.Namespace) -> None:
     check_outputs(arguments)
-    alphas = [float(text) for text in arguments.arms]
+    if len(arguments.arms) > 1:
+        raise InputError(f"--arms: expected one list, the bounds hold for rates that stay; found {len(arguments.arms)}")
+    alphas = [float(text) for text in arguments.arms[0]]
     (gamma,) = arguments.draft_length if len(arguments.draft_length) == 1 else (None,)
     if gamma is None:
         raise InputError("--draft-length: expected one number, the bounds hold for one draft length; found several")
     environment = StationaryEnvironment(alphas, gamma)
-    budgets = np.array(arguments.budget)
+    budgets = np.array(arguments.budget or [DEFAULT_BUDGET])
     lower = bounds.lower(alphas, gamma, budgets)
     best = environment.fixed_arms(budgets).rounds.min(axis=1)
     records = []
@@ -348,10 +325,17 @@ def _add_policies(command: argparse.ArgumentParser, default_runs: int) -> None:
 
 def _add_instance(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--arms", type=arm_rates, required=True, metavar="A,B,...", help="acceptance rates, one per arm"
+        "--arms",
+        type=arm_rates,
+        action="append",
+        required=True,
+        metavar="A,B,...",
+        help="acceptance rates, one per arm; in simulate repeatable, one list per segment, knot or task",
     )
     command.add_argument("--draft-length", type=integers, default=[5], metavar="N[,N...]", help="one, or one per arm")
-    command.add_argument("--budget", type=integers, default=[10_000], metavar="N[,N...]", help="tokens to emit")
+    command.add_argument(
+        "--budget", type=integers, metavar="N[,N...]", help="tokens to emit (default: the stream, or 10000)"
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -368,14 +352,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_instance(command)
     _add_policies(command, default_runs=200)
-    command.add_argument("--overlaps", choices=OVERLAPS, default="beta", help="law of the overlaps")
-    command.add_argument("--concentration", type=float, help="c of Beta(c a, c (1 - a)) overlaps (default: 5)")
-    command.add_argument(
-        "--draft-cost", type=numbers, metavar="A,B,...", help="seconds per drafted token, one per arm: adds time"
-    )
-    command.add_argument("--verify-cost", type=float, help="seconds of a target pass (default: 1)")
-    command.add_argument("--verify-token-cost", type=float, help="seconds more per drafted token (default: 0)")
-    command.add_argument("--catch-up-cost", type=float, help="seconds per token missed by an idle drafter (default: 0)")
+    scenarios.add_options(command, numbers, integers)
 
     command = console.add_command(
         commands,

@@ -72,6 +72,8 @@ def stopping_time(outcome: Outcome, environment: Environment) -> Estimate:
         return _of_runs(outcome.rounds.astype(float))
     if fixed.tokens_per_round is not None:
         return _of_runs(outcome.rounds - decomposition_residual(outcome, fixed.tokens_per_round))
+    if fixed.query_tokens is None:
+        return _of_runs(outcome.rounds.astype(float))
     se = _clustered_se(outcome.query_rounds.mean(axis=0), _complete(fixed, outcome.budgets))
     return Estimate(outcome.rounds.mean(axis=0), se)
 
@@ -97,7 +99,8 @@ def time_regret(outcome: Outcome, environment: Environment) -> Estimate | None:
         per_token = (fixed.seconds[0] / fixed.rounds[0] / fixed.tokens_per_round).min()
         residual = decomposition_residual(outcome, fixed.tokens_per_round) * fixed.tokens_per_round.max()
         return _of_runs(seconds - per_token * residual - best)
-    assert fixed.query_seconds is not None
+    if fixed.query_seconds is None:
+        return _of_runs(seconds - best)
     assert outcome.query_seconds is not None
     difference = outcome.query_seconds.mean(axis=0) - fixed.query_seconds[:, fixed.seconds[-1].argmin()]
     return Estimate(seconds.mean(axis=0) - best, _clustered_se(difference, _complete(fixed, outcome.budgets)))

@@ -7,29 +7,33 @@ from typing import Any
 import numpy as np
 
 from . import bounds, regret
-from .environments import Environment, StationaryEnvironment
+from .environments import Environment
 from .errors import InputError
 from .policies import MetaSDUCB, Policy
+from .rounds import FloatArray
 from .simulate import Outcome
+
+
+def model_rates(environment: Environment) -> FloatArray | None:
+    """Acceptance rates where the bounds hold: i.i.d. overlaps, one full draft length, true feedback. Else None."""
+    return getattr(environment, "alphas", None) if getattr(environment, "is_stationary_model", False) else None
 
 
 def upper_bound(policy: Policy, environment: Environment, budgets: Any) -> Any:
     """The policy's proven bound on its regret, [budgets], or None where none is known for this instance."""
-    if not isinstance(policy, MetaSDUCB) or not isinstance(environment, StationaryEnvironment):
-        return None
-    if environment.draft_lengths.min() != environment.max_draft:
+    alphas = model_rates(environment)
+    if not isinstance(policy, MetaSDUCB) or alphas is None:
         return None
     try:
-        return bounds.ucb_upper(environment.alphas, environment.max_draft, budgets, policy.reward, policy.beta)
+        return bounds.ucb_upper(alphas, environment.max_draft, budgets, policy.reward, policy.beta)
     except InputError:
         return None
 
 
 def lower_bound(environment: Environment, budgets: Any) -> Any:
     """The asymptotic lower bound, [budgets], or None outside the stationary model with one draft length."""
-    if not isinstance(environment, StationaryEnvironment) or environment.draft_lengths.min() != environment.max_draft:
-        return None
-    return bounds.lower(environment.alphas, environment.max_draft, budgets)
+    alphas = model_rates(environment)
+    return None if alphas is None else bounds.lower(alphas, environment.max_draft, budgets)
 
 
 def summarize(outcome: Outcome, policy: Policy, environment: Environment) -> list[dict[str, Any]]:

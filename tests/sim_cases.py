@@ -16,7 +16,19 @@ from scipy.stats import norm
 from metasd_sim import traces
 from metasd_sim.arms import derive
 from metasd_sim.costs import CostModel
-from metasd_sim.environments import CategoricalEnvironment, ReplayEnvironment, StationaryEnvironment
+from metasd_sim.environments import (
+    AdversarialEnvironment,
+    CategoricalEnvironment,
+    DomainEnvironment,
+    DriftingEnvironment,
+    LostFeedback,
+    NoisyFeedback,
+    PiecewiseEnvironment,
+    ReplayEnvironment,
+    StationaryEnvironment,
+    SwitchingCost,
+    staying,
+)
 from metasd_sim.environments.base import SIGNALS, Context
 from metasd_sim.errors import InputError
 from metasd_sim.policies import (
@@ -139,6 +151,50 @@ ENVIRONMENT_CASES = {
         lambda: CategoricalEnvironment.random(
             {"A": 0.5, "B": 1.5}, ["A", "A?adaedl=0.3", "B?margin=1", "ensemble(A,B)@2"], costs=_costs([5, 5], 0.01)
         )
+    ),
+    "stationary, decay": EnvironmentCase(partial(StationaryEnvironment, [0.9, 0.6, 0.3], 4, decay=0.8)),
+    "stationary, silent and no draft": EnvironmentCase(
+        partial(StationaryEnvironment, [0.9, 0.6, 0.3], [4, 2, 0], silent=[0.3, 0, 0], costs=_costs([4, 2, 0], 0.01))
+    ),
+    "stationary, correlated": EnvironmentCase(
+        partial(StationaryEnvironment, [0.9, 0.6, 0.3], 4, block_correlation=0.5, arm_correlation=0.5)
+    ),
+    "piecewise": EnvironmentCase(
+        partial(PiecewiseEnvironment, [[0.9, 0.3], [0.2, 0.8], [0.5, 0.6]], [20, 3, 9], costs=_costs([5, 5], 0.01))
+    ),
+    "piecewise, cycle of short segments": EnvironmentCase(
+        partial(PiecewiseEnvironment, [[0.9, 0.3], [0.2, 0.8]], [2, 5], cycle=True, decay=0.9, silent=0.2)
+    ),
+    "drifting": EnvironmentCase(partial(DriftingEnvironment, [[0.9, 0.3], [0.2, 0.8]], 40, 8)),
+    "drifting, sinusoid": EnvironmentCase(partial(DriftingEnvironment.sinusoid, [0.5, 0.6], 0.4, 40, [0, 0.5], 8)),
+    "domains": EnvironmentCase(
+        partial(
+            DomainEnvironment,
+            [[0.9, 0.3], [0.2, 0.8]],
+            12,
+            5,
+            staying(2, 0.8),
+            draft_length=4,
+            costs=_costs([4, 4], 0.01),
+        ),
+        budget=None,
+    ),
+    "domains, no costs": EnvironmentCase(
+        partial(DomainEnvironment, [[0.9, 0.3], [0.2, 0.8], [0.5, 0.5]], 3, 20, silent=[0, 0.5]), budget=None
+    ),
+    "adversarial": EnvironmentCase(partial(AdversarialEnvironment, [[0, 3], [2, 0], [1, 3]], 3), random=False),
+    "noisy feedback": EnvironmentCase(
+        lambda: NoisyFeedback(StationaryEnvironment([0.9, 0.6, 0.3], 4, costs=_costs([4] * 3)), 0.3, 0.1)
+    ),
+    "noisy and lost feedback, domains, switching cost": EnvironmentCase(
+        lambda: SwitchingCost(
+            LostFeedback(
+                NoisyFeedback(DomainEnvironment([[0.9, 0.3], [0.2, 0.8]], 12, 5, costs=_costs([5, 5], 0.01)), 0.3, 0.1),
+                0.5,
+            ),
+            0.3,
+        ),
+        budget=None,
     ),
 }
 

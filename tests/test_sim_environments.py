@@ -13,8 +13,10 @@ from metasd_sim.costs import CostModel
 from metasd_sim.environments import Environment, StationaryEnvironment
 from metasd_sim.environments.base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, SIGNALS
 from metasd_sim.environments.synthetic import beta_atoms
-from metasd_sim.policies import FixedArm
+from metasd_sim.policies import FixedArm, MetaSDUCB
+from metasd_sim.rewards import BlockEfficiency
 from metasd_sim.simulate import simulate
+from metasd_sim.summary import lower_bound, upper_bound
 from tests.sim_cases import ENVIRONMENT_CASES, refuses, z_limit
 
 every_environment = pytest.mark.parametrize(
@@ -408,5 +410,175 @@ def test_arms_have_different_names():
     ],
 )
 def test_bad_instances_are_refused(arguments, words):
+    with refuses(*words):
+        StationaryEnvironment(**{"alphas": [0.5, 0.6], **arguments})
+
+
+# --- beyond the i.i.d. model
+
+
+GENERAL = {
+    "decay": {"decay": 0.7},
+    "silent": {"silent": [0.3, 0.0, 1.0]},
+    "no draft": {"draft_length": [5, 2, 0]},
+    "one draw a block": {"block_correlation": 0.6},
+    "common draws": {"arm_correlation": 0.7},
+    "all": {"decay": 0.8, "silent": 0.2, "block_correlation": 0.6, "arm_correlation": 0.7, "draft_length": [5, 0, 3]},
+}
+
+
+@pytest.mark.parametrize("needs", NEEDS, ids=["no overlaps", "verified", "block", "every arm"])
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("options", GENERAL.values(), ids=GENERAL)
+def test_accepted_tokens_follow_the_stated_law(options, law, needs):
+    """Chi-square on 20,000 rounds by inversion or by overlaps; false alarm 1e-3 over the 216 tests (Bonferroni)."""
+    environment = StationaryEnvironment(RATES, **{"draft_length": LENGTHS, "overlaps": law, **options})
+    silent = np.broadcast_to(options.get("silent", 0.0), 3)
+    for arm, length in enumerate(environment.draft_lengths):
+        rounds = one_arm(environment, arm, needs, seed=arm)
+        drafts = rounds.drafted == length
+        assert np.all(drafts | (rounds.drafted == 0))
+        if length:
+            assert (
+                abs(drafts.mean() - (1 - silent[arm])) < 4.5 * np.sqrt(silent[arm] * (1 - silent[arm]) / 20_000) + 1e-12
+            )
+        assert not rounds.accepted[rounds.drafted == 0].any()
+        expected = 20_000 * environment.law.pmf()[0, arm]
+        possible = expected > 1e-9
+        counts = np.bincount(rounds.accepted, minlength=environment.max_draft + 1)
+        assert not counts[~possible].any()
+        if np.count_nonzero(possible) > 1:
+            assert chisquare(counts[possible], expected[possible]).pvalue > 1e-3 / 216
+        if rounds.overlap is not None:  # of nothing that was not drafted
+            assert np.isnan(rounds.overlap[np.arange(environment.max_draft) >= rounds.drafted[:, None]]).all()
+
+
+def test_survival_by_hand():
+    # decay: .8, .8 .4 .. ; silent: a quarter proposes nothing; both
+    def of(*arguments, **options):
+        return StationaryEnvironment(*arguments, **options).law.survival[0, 0]
+
+    np.testing.assert_allclose(of([0.8], 3, decay=0.5), [0.8, 0.8 * 0.4, 0.8 * 0.4 * 0.2])
+    np.testing.assert_allclose(of([0.8], 2, silent=0.25), [0.6, 0.48])
+    np.testing.assert_allclose(of([0.8], 2, decay=0.5, silent=0.25), [0.6, 0.24])
+    np.testing.assert_allclose(of([0.8], 3, decay=0.0), [0.8, 0, 0])
+    # one draw a block: bits are all or nothing, constants know no chance; a uniform overlap has E beta^k = 1/(k + 1)
+    np.testing.assert_allclose(of([0.8], 3, "bernoulli", block_correlation=1.0), [0.8, 0.8, 0.8])
+    np.testing.assert_allclose(of([0.8], 2, "bernoulli", block_correlation=0.5), [0.8, 0.72])
+    np.testing.assert_allclose(of([0.8], 2, "bernoulli", decay=0.5, block_correlation=1.0), [0.8, 0.4])
+    np.testing.assert_allclose(of([0.8], 3, "constant", block_correlation=1.0), [0.8, 0.64, 0.512])
+    np.testing.assert_allclose(of([0.5], 3, concentration=2.0, block_correlation=1.0), [1 / 2, 1 / 3, 1 / 4], rtol=1e-5)
+    # Beta(4, 1): E beta^k = 4/5, 4/5 5/6, 4/5 5/6 6/7
+    np.testing.assert_allclose(of([0.8], 3, block_correlation=1.0), [4 / 5, 4 / 6, 4 / 7], rtol=1e-4)
+    np.testing.assert_allclose(of([0.8], 2, block_correlation=0.25), [0.8, 0.75 * 0.64 + 0.25 * 4 / 6], rtol=1e-4)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 5, 8])
+def test_general_expectations_equal_an_enumeration(budget):
+    costs = CostModel.linear([0.1, 0.2, 9.0], 3, 1.0, 0.05, catch_up=9.0, overhead=0.3)
+    environment = StationaryEnvironment(
+        [0.9, 0.5, 0.8], [3, 2, 0], decay=0.8, silent=[0.2, 0, 0.5], block_correlation=0.3, costs=costs
+    )
+    fixed = environment.fixed_arms(np.array([budget]))
+
+    def rounds_of(law, tokens):
+        return 0.0 if tokens <= 0 else 1 + sum(p * rounds_of(law, tokens - n - 1) for n, p in enumerate(law))
+
+    expected = [rounds_of(law, budget) for law in environment.law.pmf()[0]]
+    np.testing.assert_allclose(fixed.rounds[0], expected)
+    # .2 of the first arm's rounds draft nothing: 1.3 s instead of 1.75; the last never drafts, whatever it would cost
+    np.testing.assert_allclose(fixed.seconds[0], np.multiply(expected, [0.8 * 1.75 + 0.2 * 1.3, 1.8, 1.3]))
+
+
+def test_silent_rounds_cost_a_draft_of_nothing():
+    costs = CostModel.linear([1.0], 3)
+    environment = StationaryEnvironment([1.0], 3, silent=0.5, costs=costs)
+    for needs in NEEDS:
+        rounds = one_arm(environment, 0, needs, rows=200)
+        np.testing.assert_array_equal(rounds.seconds, np.where(rounds.drafted > 0, 4.0, 1.0))
+        assert {0, 3} == set(rounds.drafted.tolist())
+        np.testing.assert_array_equal(rounds.accepted, rounds.drafted)
+
+
+def test_never_silent_and_always():
+    plain = StationaryEnvironment(RATES, LENGTHS)
+    never = StationaryEnvironment(RATES, LENGTHS, silent=0.0, decay=1.0, block_correlation=0.0, arm_correlation=0.0)
+    assert by_row(play(plain, plain.gives)) == by_row(play(never, plain.gives))
+    budgets = np.array([1, 20])
+    always = StationaryEnvironment(RATES, LENGTHS, silent=1.0)
+    np.testing.assert_allclose(always.fixed_arms(budgets).rounds, [[1] * 3, [20] * 3])
+    no_draft = StationaryEnvironment([0.9, 0.9], [3, 0])
+    np.testing.assert_allclose(no_draft.fixed_arms(budgets).rounds[:, 1], [1, 20])
+    rounds = one_arm(no_draft, 1, frozenset({EVERY_ARM}), rows=50)
+    assert not rounds.drafted.any()
+    np.testing.assert_array_equal(rounds.every_arm[:, 1, 0], 0.0)  # nothing to score
+
+
+def test_correlated_overlaps_keep_each_arms_mean():
+    """Means and correlations of first overlaps, 20,000 rounds; false alarm 1e-3 over 16 (Bonferroni).
+
+    Common uniforms with probability kappa: corr = kappa for equal laws, within arms rho likewise.
+    """
+    needs, limit = frozenset({EVERY_ARM, BLOCK_OVERLAP}), z_limit(16) / np.sqrt(20_000)
+    for kappa, rho in ((0.0, 0.6), (0.7, 0.0), (0.7, 0.6), (1.0, 1.0)):
+        environment = StationaryEnvironment([0.6, 0.6], 4, block_correlation=rho, arm_correlation=kappa)
+        environment.reset(20_000, np.random.default_rng(0), needs)
+        # scores past the emitted tokens are hidden; the first of each arm and the played block are not
+        rounds = environment.step(np.arange(20_000), np.zeros(20_000, dtype=int))
+        first, second = rounds.every_arm[:, 0, 0], rounds.every_arm[:, 1, 0]
+        assert abs(np.corrcoef(first, second)[0, 1] - kappa) < limit
+        assert abs(np.corrcoef(rounds.overlap[:, 0], rounds.overlap[:, 3])[0, 1] - rho) < limit
+        for overlap in (first, second):
+            assert abs(overlap.mean() - 0.6) < limit * overlap.std()
+        if kappa == 1:
+            np.testing.assert_array_equal(first, second)
+
+
+def test_bounds_are_of_the_stationary_model_alone():
+    policy = MetaSDUCB(BlockEfficiency())
+    for options, holds in (
+        ({}, True),
+        ({"overlaps": "bernoulli"}, True),
+        ({"arm_correlation": 0.5}, True),  # a policy sees one arm a round
+        ({"draft_length": [4, 4]}, True),
+        ({"draft_length": [4, 3]}, False),
+        ({"draft_length": [4, 0]}, False),
+        ({"decay": 0.9}, False),
+        ({"silent": [0.0, 0.1]}, False),
+        ({"block_correlation": 0.1}, False),
+    ):
+        environment = StationaryEnvironment([0.9, 0.6], **options)
+        assert environment.is_stationary_model == holds
+        assert (upper_bound(policy, environment, [100]) is not None) == holds
+        assert (lower_bound(environment, [100]) is not None) == holds
+
+
+def test_truth_of_the_stationary_model_by_hand():
+    # g = 1.5, 2 and 1; c = 1.5, 3 and 1
+    costs = CostModel.linear([0.5, 2.0, 1.0], 1)
+    environment = StationaryEnvironment([0.5, 1.0, 1.0], [1, 1, 0], costs=costs)
+    environment.reset(2, np.random.default_rng(0), NOTHING)
+    truth = environment.observe(np.arange(2)).truth
+    for scope in ("stream", "segment", "query", "round"):
+        np.testing.assert_allclose(truth(scope, "rounds"), [[1.5, 2, 1]] * 2)
+        np.testing.assert_allclose(truth(scope, "time"), [[1, 2 / 3, 1]] * 2)
+    half = StationaryEnvironment([1.0], 1, silent=0.5, costs=CostModel.linear([2.0], 1))
+    half.reset(1, np.random.default_rng(0), NOTHING)
+    assert half.observe(np.array([0])).truth("stream", "time") == pytest.approx(1.5 / 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"decay": 1.5}, ["decay", "1.5"]),
+        ({"silent": -0.1}, ["silent", "-0.1"]),
+        ({"silent": [0.1, 0.2, 0.3]}, ["silent", "[3]"]),
+        ({"block_correlation": np.nan}, ["block_correlation", "nan"]),
+        ({"arm_correlation": 2}, ["arm_correlation", "2"]),
+        ({"draft_length": [0, 0]}, ["draft_length", "[0, 0]"]),
+        ({"draft_length": [2, -1]}, ["draft_length", "-1"]),
+    ],
+)
+def test_bad_laws_are_refused(arguments, words):
     with refuses(*words):
         StationaryEnvironment(**{"alphas": [0.5, 0.6], **arguments})

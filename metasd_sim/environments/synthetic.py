@@ -6,44 +6,121 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betainc, betaincinv
 
 from .. import acceptance
 from ..costs import CostModel, RoundClock
 from ..errors import InputError
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
-from .base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, TRUTH, Context, FixedArms
-
-OVERLAPS = ("beta", "bernoulli", "constant")
-_ATOMS = 1024
-
-
-def beta_atoms(mean: float, concentration: float, atoms: int = _ATOMS) -> FloatArray:
-    """`atoms` equally likely values whose mean is exactly `mean`: the conditional means of
-    Beta(c mean, c (1 - mean)) between its quantiles. Its variance is short by that within a cell only.
-
-    One table look-up draws an overlap: fast, and one uniform a draw, so that rows do not disturb each other.
-    """
-    if mean in (0.0, 1.0):
-        return np.full(atoms, mean)
-    a, b = concentration * mean, concentration * (1 - mean)
-    level = np.linspace(0, 1, atoms + 1)
-    edge, from_one = betaincinv(a, b, level), betaincinv(b, a, 1 - level)  # x and 1 - x: each keeps its digits near 0
-    # E[X; X <= x] = mean I_x(a + 1, b); above 1/2 from E[1 - X; X > x] = (1 - mean) I_{1-x}(b + 1, a)
-    above = mean - (1 - level) + (1 - mean) * betainc(b + 1, a, from_one)
-    return np.clip(np.diff(np.where(edge < 0.5, mean * betainc(a + 1, b, edge), above)) * atoms, 0.0, 1.0)
+from .base import (
+    BLOCK_OVERLAP,
+    EVERY_ARM,
+    OVERLAP,
+    SECONDS,
+    TRUTH,
+    Context,
+    FixedArms,
+)
+from .laws import OVERLAPS, RoundLaw, beta_atoms
+from .renewal import expected_rounds
 
 
-class StationaryEnvironment:
-    """Arms whose overlaps are i.i.d. with mean `alpha`; given the overlaps, acceptances are independent Bernoulli.
-
-    overlaps: "beta" (Beta(c alpha, c (1 - alpha)), c = `concentration`), "bernoulli" (0 or 1) or "constant".
-    `draft_length` is one for all arms or one each. With `costs` it gives seconds.
-    """
+class SyntheticEnvironment:
+    """Rounds of a `RoundLaw`, whose segment may depend on the row and its position, with the seconds of `costs`."""
 
     queries = 1
     endless = True
-    scopes: tuple[str, ...] = ("stream",)  # the truth of an oracle is the same in all
+    scopes: tuple[str, ...] = ("stream",)  # over which the best arm may differ
+    is_stationary_model = False  # the model of `bounds`: i.i.d. overlaps, one full draft length
+
+    def __init__(self, law: RoundLaw, costs: CostModel | None, names: Sequence[str]) -> None:
+        self.law, self.costs, self.arms = law, costs, tuple(names)
+        if len(self.arms) != len(law.lengths) or len(set(self.arms)) != len(self.arms):
+            raise InputError(f"names: expected {len(law.lengths)} different names, found {', '.join(self.arms)}")
+        self.draft_lengths, self.max_draft = law.lengths, law.max_draft
+        if costs is not None and costs.draft.shape != (len(self.arms), self.max_draft + 1):
+            shape = [len(self.arms), self.max_draft + 1]
+            raise InputError(f"costs: expected draft of shape {shape}, found {list(costs.draft.shape)}")
+        self.gives = frozenset({OVERLAP, BLOCK_OVERLAP, EVERY_ARM, TRUTH} | ({SECONDS} if costs else set()))
+        self._moves = costs is not None or len(law.alphas) > 1  # whether a row's position matters
+
+    def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
+        self.done: BoolArray = np.zeros(rows, dtype=bool)
+        self._needs = needs
+        self._fresh = np.ones(rows, dtype=bool)
+        self._position = np.zeros(rows, dtype=np.int64)
+        self._clock = None if self.costs is None else RoundClock(self.costs, rows)
+        self.law.reset(rows, rng, needs)
+
+    def observe(self, rows: IntArray) -> Context:
+        context = Context(query=np.zeros(len(rows), dtype=np.int64), new_query=self._fresh[rows])
+        context.truth = lambda scope, objective: self.truth(rows, scope, objective)
+        self._fresh[rows] = False
+        return context
+
+    def _segment(self, rows: IntArray) -> IntArray | int:
+        """Segment of the law in which the rows' next rounds start."""
+        return 0
+
+    def _left(self, rows: IntArray) -> IntArray | None:
+        """Tokens left of the rows' texts; None where they never end."""
+        return None
+
+    def step(self, rows: IntArray, arms: IntArray) -> Rounds:
+        drafted, accepted, overlap, every_arm = self.law.draw(rows, self._segment(rows), arms)
+        left = self._left(rows)
+        emitted = accepted + 1
+        if left is not None:
+            drafted = np.minimum(drafted, left)
+            accepted = np.minimum(accepted, left)
+            emitted = np.minimum(emitted, left)
+        if overlap is not None:
+            depth = np.arange(self.max_draft)
+            overlap[depth >= (drafted if BLOCK_OVERLAP in self._needs else np.minimum(drafted, emitted))[:, None]] = (
+                np.nan
+            )
+            if not self._needs & {OVERLAP, BLOCK_OVERLAP}:
+                overlap = None
+        if every_arm is not None:
+            past = np.arange(self.max_draft + 1) >= emitted[:, None]
+            every_arm[np.broadcast_to(past[:, None], every_arm.shape)] = np.nan
+        seconds = None
+        if self._moves:
+            position = self._position[rows]
+            if self._clock is not None:
+                seconds = self._clock.seconds(rows, arms, drafted, position, emitted, every_arm is not None)
+            self._position[rows] = position + emitted
+        return Rounds(arms, drafted, accepted, emitted, self.max_draft, seconds, overlap, every_arm)
+
+    def seconds_per_round(self, most: int | None = None) -> FloatArray | None:
+        """c_i without catch-up, drafts cut at `most` tokens; a silent round costs a draft of nothing. [arms]"""
+        if self.costs is None:
+            return None
+        arms, lengths = np.arange(len(self.arms)), self.law.lengths
+        drafting = self.costs.seconds(arms, lengths if most is None else np.minimum(lengths, most))
+        return (1 - self.law.silent) * drafting + self.law.silent * self.costs.seconds(arms, np.zeros_like(lengths))
+
+    def truth(self, rows: IntArray, scope: str, objective: str) -> FloatArray:
+        """Tokens per round of each arm over the scope, or per second without catch-up; [n, arms]."""
+        tokens = np.broadcast_to(self._tokens_of(scope, self._segment(rows)), (len(rows), len(self.arms)))
+        return tokens / (1.0 if objective == "rounds" else self._seconds_or_refuse())
+
+    def _tokens_of(self, scope: str, segment: IntArray | int) -> FloatArray:
+        """Tokens per round, [arms] or [n, arms]."""
+        return self.law.tokens[segment]
+
+    def _seconds_or_refuse(self) -> FloatArray:
+        seconds = self.seconds_per_round()
+        if seconds is None:
+            raise InputError("objective: expected rounds from an environment without costs, found time")
+        return seconds
+
+
+class StationaryEnvironment(SyntheticEnvironment):
+    """Arms whose overlaps are i.i.d. with mean `alpha`; given the overlaps, acceptances are independent Bernoulli.
+
+    `draft_length` and `silent` are one for all arms or one each; `RoundLaw` says what the other parameters do, which
+    leave the i.i.d. model. With `costs` it gives seconds.
+    """
 
     def __init__(
         self,
@@ -53,136 +130,52 @@ class StationaryEnvironment:
         concentration: float = 5.0,
         costs: CostModel | None = None,
         names: Sequence[str] | None = None,
+        decay: float = 1.0,
+        silent: ArrayLike = 0.0,
+        block_correlation: float = 0.0,
+        arm_correlation: float = 0.0,
     ) -> None:
         self.alphas = np.atleast_1d(acceptance.check(alphas, 1))  # [arms]
         if self.alphas.ndim != 1 or not self.alphas.size:
             raise InputError(f"alphas: expected one acceptance rate per arm, found shape {list(self.alphas.shape)}")
-        lengths = np.asarray(draft_length)
-        if lengths.shape not in ((), self.alphas.shape) or not np.all(np.isfinite(lengths) & (lengths >= 1)):
-            lengths = np.zeros(1)  # refused below
-        self.draft_lengths = np.broadcast_to(lengths, self.alphas.shape).astype(np.int64)  # [arms]
-        if np.any(self.draft_lengths < 1) or np.any(self.draft_lengths != lengths):
-            raise InputError(
-                f"draft_length: expected 1 or more tokens, one number or one per arm; found {draft_length}"
-            )
-        if overlaps not in OVERLAPS:
-            raise InputError(f"overlaps: expected one of {', '.join(OVERLAPS)}; found {overlaps!r}")
-        if not (np.isfinite(concentration) and concentration > 0):
-            raise InputError(f"concentration: expected a finite number above 0, found {concentration}")
-        self.arms = tuple(names) if names is not None else _names([f"{alpha:g}" for alpha in self.alphas])
-        if len(self.arms) != len(self.alphas) or len(set(self.arms)) != len(self.arms):
-            raise InputError(f"names: expected {len(self.alphas)} different names, found {', '.join(self.arms)}")
-        self.max_draft = int(self.draft_lengths.max())
-        if costs is not None and costs.draft.shape != (len(self.arms), self.max_draft + 1):
-            shape = [len(self.arms), self.max_draft + 1]
-            raise InputError(f"costs: expected draft of shape {shape}, found {list(costs.draft.shape)}")
-        self.overlaps, self.concentration, self.costs = overlaps, concentration, costs
-        self.gives = frozenset({OVERLAP, BLOCK_OVERLAP, EVERY_ARM, TRUTH} | ({SECONDS} if costs else set()))
-        drafted = np.arange(1, self.max_draft + 1) <= self.draft_lengths[:, None]  # [arms, max_draft]
-        self._drafted = drafted
-        with np.errstate(divide="ignore"):
-            self._scale = 1 / np.maximum(
-                -np.log(self.alphas), 1e-300
-            )  # at alpha = 1 so large that every draft is accepted
-        self._survival = np.where(drafted, self.alphas[:, None] ** np.arange(1, self.max_draft + 1), 0.0)
+        law = RoundLaw(
+            self.alphas[None], draft_length, overlaps, concentration, decay, silent, block_correlation, arm_correlation
+        )
+        super().__init__(law, costs, arm_names(self.alphas[None]) if names is None else names)
+        self.overlaps, self.concentration = overlaps, concentration
 
-    def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
-        self.done: BoolArray = np.zeros(rows, dtype=bool)
-        self._rng, self._rows = rng, rows
-        self._needs = needs
-        self._with_overlaps = bool(needs & {OVERLAP, BLOCK_OVERLAP, EVERY_ARM})
-        self._fresh = np.ones(rows, dtype=bool)
-        self._position = np.zeros(rows, dtype=np.int64)
-        self._clock = None if self.costs is None else RoundClock(self.costs, rows)
-        if self._with_overlaps and self.overlaps == "beta":
-            self._atoms = np.stack([beta_atoms(alpha, self.concentration) for alpha in self.alphas])
-
-    def observe(self, rows: IntArray) -> Context:
-        context = Context(query=np.zeros(len(rows), dtype=np.int64), new_query=self._fresh[rows])
-        context.truth = lambda scope, objective: self.truth(rows, scope, objective)
-        self._fresh[rows] = False
-        return context
-
-    def step(self, rows: IntArray, arms: IntArray) -> Rounds:
-        # draws for the whole batch: a row's luck does not depend on which others still run
-        drafted = self.draft_lengths[arms]
-        overlap = every_arm = None
-        if self._with_overlaps:
-            uniform = self._rng.random(self._rows)[rows, None]
-            if EVERY_ARM in self._needs:
-                every_arm = self._draw_overlaps(rows, np.arange(len(self.arms))[None, :], self.max_draft + 1)
-                overlap = every_arm[np.arange(len(rows)), arms, : self.max_draft].copy()
-            else:
-                overlap = self._draw_overlaps(rows, arms[:, None], self.max_draft)[:, 0]
-            hidden = ~self._drafted[arms]
-            overlap[hidden] = 0.0
-            accepted = np.count_nonzero(uniform < np.cumprod(overlap, axis=1), axis=1)
-            if BLOCK_OVERLAP not in self._needs:
-                hidden |= np.arange(self.max_draft) > accepted[:, None]
-            overlap[hidden] = np.nan
-            if every_arm is not None:
-                every_arm[np.arange(self.max_draft + 1) > np.broadcast_to(accepted[:, None, None], every_arm.shape)] = (
-                    np.nan
-                )
-        else:
-            # P(E / -ln alpha >= k) = alpha^k for a standard exponential E
-            exponential = self._rng.standard_exponential(self._rows)[rows]
-            accepted = np.minimum(exponential * self._scale[arms], drafted).astype(np.int64)
-        emitted = accepted + 1
-        seconds = None
-        if self._clock is not None:
-            position = self._position[rows]
-            seconds = self._clock.seconds(rows, arms, drafted, position, emitted, every_arm is not None)
-            self._position[rows] = position + emitted
-        if not self._needs & {OVERLAP, BLOCK_OVERLAP}:
-            overlap = None
-        return Rounds(arms, drafted, accepted, emitted, self.max_draft, seconds, overlap, every_arm)
-
-    def _draw_overlaps(self, rows: IntArray, arms: IntArray, positions: int) -> FloatArray:
-        """arms [n, k] (or [1, k] for all rows) -> [n, k, positions]."""
-        shape = (self._rows, arms.shape[1], positions)
-        alpha = np.broadcast_to(self.alphas[arms][:, :, None], (len(rows), *shape[1:]))
-        if self.overlaps == "constant":
-            return alpha.copy()
-        uniform = self._rng.random(shape)[rows]
-        if self.overlaps == "bernoulli":
-            return (uniform < alpha).astype(float)
-        return self._atoms[arms[:, :, None], (uniform * _ATOMS).astype(np.int64)]
+    @property
+    def is_stationary_model(self) -> bool:  # type: ignore[override]
+        """Whether `bounds` holds: overlaps i.i.d. over depths and rounds, and every arm drafts `max_draft` tokens."""
+        return self.law.is_geometric and bool(np.all(self.draft_lengths == self.max_draft))
 
     def tokens_per_round(self) -> FloatArray:
         """g_i of each arm; [arms]."""
-        return 1.0 + self._survival.sum(axis=1)
-
-    def truth(self, rows: IntArray, scope: str, objective: str) -> FloatArray:
-        """g_i, or g_i / c_i without catch-up; [n, arms]. One law throughout: every scope has the same."""
-        value = self.tokens_per_round()
-        if objective == "time":
-            assert self.costs is not None
-            value = value / self.costs.seconds(np.arange(len(self.arms)), self.draft_lengths)
-        return np.tile(value, (len(rows), 1))
+        return self.law.tokens[0]
 
     def fixed_arms(self, budgets: IntArray) -> FixedArms:
-        """E tau(B) = 1 + sum_n P(N = n) E tau(B - n - 1), solved as a linear recurrence in B."""
-        from scipy.signal import lfilter  # here, since its import takes half a second
-
-        longest = int(np.max(budgets))
-        rounds = np.empty((len(budgets), len(self.arms)))
-        for arm, (alpha, gamma) in enumerate(zip(self.alphas, self.draft_lengths, strict=True)):
-            law = acceptance.pmf(alpha, int(gamma))
-            rounds[:, arm] = lfilter([1.0], np.concatenate([[1.0], -law]), np.ones(longest))[np.asarray(budgets) - 1]
-        seconds = plain = None
-        if self.costs is not None:
-            arms = np.arange(len(self.arms))
-            seconds = rounds * self.costs.seconds(arms, self.draft_lengths)  # Wald
-            plain = self.costs.plain
-        return FixedArms(rounds, seconds, self.tokens_per_round(), plain=plain)
+        """E tau(B) = sum_{t < B} v(t); seconds by Wald's identity."""
+        price = self.seconds_per_round()
+        free = np.zeros(len(self.arms))
+        rounds, seconds = expected_rounds(
+            [(np.inf, self.law.pmf()[0], free if price is None else price)], np.asarray(budgets)
+        )
+        if self.costs is None or price is None:
+            return FixedArms(rounds, tokens_per_round=self.tokens_per_round())
+        return FixedArms(rounds, seconds, self.tokens_per_round(), plain=self.costs.plain)
 
 
-def _names(texts: Sequence[str]) -> tuple[str, ...]:
-    """Different names: repeated texts are numbered, `0.5#1`, `0.5#2`."""
+def arm_names(alphas: FloatArray) -> tuple[str, ...]:
+    """An arm's rates as its name, `0.9` or `0.9/0.2` of two segments; equal ones are numbered, `0.5#1`, `0.5#2`."""
+    texts = ["/".join(f"{alpha:g}" for alpha in column) for column in alphas.T]
+    if len(alphas) > 4:
+        texts = [f"arm{i}" for i in range(len(texts))]
     seen: dict[str, int] = {}
     names = []
     for text in texts:
         seen[text] = seen.get(text, 0) + 1
         names.append(f"{text}#{seen[text]}" if texts.count(text) > 1 else text)
     return tuple(names)
+
+
+__all__ = ["OVERLAPS", "StationaryEnvironment", "SyntheticEnvironment", "arm_names", "beta_atoms"]
