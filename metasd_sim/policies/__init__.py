@@ -8,8 +8,12 @@ from inspect import signature
 from ..errors import InputError
 from ..rewards import REWARDS, make_reward
 from .base import IndexPolicy, Policy, argmax_random
-from .fixed import FixedArm, RandomArm
-from .full_information import Hedge
+from .changing import ChangeUCB, DiscountedUCB, SlidingWindowUCB
+from .elimination import ExploreThenCommit, SequentialHalving
+from .exponential import Exp3, Exp3IX, Exp3Spec
+from .fixed import FixedArm, RandomArm, RoundRobin
+from .full_information import Hedge, NormalHedge
+from .greedy import EpsilonGreedy
 from .kl_ucb import KLUCBTrials
 from .thompson import ThompsonTrials
 from .ucb import MetaSDUCB
@@ -21,6 +25,17 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "hedge": Hedge,
     "random": RandomArm,
     "fixed": FixedArm,
+    "exp3": Exp3,
+    "exp3-spec": Exp3Spec,
+    "exp3-ix": Exp3IX,
+    "normal-hedge": NormalHedge,
+    "sequential-halving": SequentialHalving,
+    "explore-then-commit": ExploreThenCommit,
+    "sw-ucb": SlidingWindowUCB,
+    "d-ucb": DiscountedUCB,
+    "change-ucb": ChangeUCB,
+    "round-robin": RoundRobin,
+    "epsilon-greedy": EpsilonGreedy,
 }
 
 
@@ -84,24 +99,44 @@ def policy_specs(spec: str, arms: Sequence[str], gives: frozenset[str], reward: 
     """`spec` itself, or for `all` every policy that an environment with these arms and signals can feed."""
     if spec != "all":
         return [spec]
+    if reward is not None:
+        make_reward(reward)
     specs = [f"fixed:{arm}" for arm in arms]
     for name in POLICIES:
         if name == "fixed":
             continue
         variants = [f"{name}:reward={r}" for r in REWARDS] if name == "metasd-ucb" and reward is None else [name]
-        specs += [variant for variant in variants if make_policy(variant, reward, arms).needs <= gives]
+        specs += [variant for variant in variants if _can_feed(variant, reward, gives)]
     return specs
+
+
+def _can_feed(spec: str, reward: str | None, gives: frozenset[str]) -> bool:
+    try:
+        return make_policy(spec, reward).needs <= gives
+    except InputError:  # a policy that refuses this reward, tokens per second for one that wants [0, 1]
+        return False
 
 
 __all__ = [
     "POLICIES",
+    "ChangeUCB",
+    "DiscountedUCB",
+    "EpsilonGreedy",
+    "Exp3",
+    "Exp3IX",
+    "Exp3Spec",
+    "ExploreThenCommit",
     "FixedArm",
     "Hedge",
     "IndexPolicy",
     "KLUCBTrials",
     "MetaSDUCB",
+    "NormalHedge",
     "Policy",
     "RandomArm",
+    "RoundRobin",
+    "SequentialHalving",
+    "SlidingWindowUCB",
     "ThompsonTrials",
     "argmax_random",
     "check_reward",
