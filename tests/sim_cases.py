@@ -32,17 +32,35 @@ from metasd_sim.environments import (
 from metasd_sim.environments.base import SIGNALS, Context
 from metasd_sim.errors import InputError
 from metasd_sim.policies import (
+    ChangeUCB,
+    DiscountedUCB,
+    EpsilonGreedy,
+    Exp3,
+    Exp3IX,
+    Exp3Spec,
+    ExploreThenCommit,
     FixedArm,
     Hedge,
     KLUCBTrials,
     LinUCB,
     MetaSDUCB,
+    NormalHedge,
     Oracle,
     RandomArm,
+    RoundRobin,
     Router,
+    SequentialHalving,
+    SlidingWindowUCB,
     ThompsonTrials,
 )
-from metasd_sim.rewards import REWARDS, BlockEfficiency
+from metasd_sim.rewards import (
+    REWARDS,
+    AcceptanceTrials,
+    BlockDivergence,
+    BlockEfficiency,
+    TokensPerSecond,
+    VerifiedDivergence,
+)
 from metasd_sim.rounds import Rounds
 
 
@@ -55,6 +73,7 @@ class PolicyCase:
     each_once_first: bool = True  # plays each eligible arm once before any twice
     rows_independent: bool = True  # a row's choices do not depend on which other rows still run
     random: bool = True  # choices depend on the seed
+    index_grows: bool = True  # an index policy's index of an arm that does not play grows without end
 
 
 @dataclass(frozen=True)
@@ -87,6 +106,35 @@ POLICY_CASES = {
     ),
     "oracle": PolicyCase(Oracle, each_once_first=False, random=False),
     "oracle:round,time": PolicyCase(partial(Oracle, "round", "time"), each_once_first=False, random=False),
+    "exp3": PolicyCase(partial(Exp3, BlockEfficiency()), each_once_first=False),
+    "exp3:trials,gamma=0.2": PolicyCase(partial(Exp3, AcceptanceTrials(), 0.2), each_once_first=False),
+    "exp3-spec": PolicyCase(Exp3Spec, each_once_first=False),
+    "exp3-ix": PolicyCase(partial(Exp3IX, BlockEfficiency()), each_once_first=False),
+    "exp3-ix:bd": PolicyCase(partial(Exp3IX, BlockDivergence()), each_once_first=False),
+    "hedge:loss=length": PolicyCase(partial(Hedge, loss="length"), each_once_first=False),
+    "normal-hedge": PolicyCase(NormalHedge, each_once_first=False),
+    "normal-hedge:loss=length": PolicyCase(partial(NormalHedge, "length"), each_once_first=False),
+    "sequential-halving": PolicyCase(partial(SequentialHalving, BlockEfficiency()), each_once_first=False),
+    "sequential-halving:tokens-per-second": PolicyCase(
+        partial(SequentialHalving, TokensPerSecond(), 90.0), each_once_first=False
+    ),
+    "explore-then-commit": PolicyCase(partial(ExploreThenCommit, BlockEfficiency()), each_once_first=False),
+    "explore-then-commit:pulls=3": PolicyCase(
+        partial(ExploreThenCommit, AcceptanceTrials(), 3.0), each_once_first=False
+    ),
+    "sw-ucb": PolicyCase(partial(SlidingWindowUCB, BlockEfficiency())),
+    "sw-ucb:window=20": PolicyCase(partial(SlidingWindowUCB, VerifiedDivergence(), 20.0, 0.3), index_grows=False),
+    "sw-ucb:time": PolicyCase(partial(SlidingWindowUCB, BlockEfficiency(), 30.0, objective="time"), index_grows=False),
+    "sw-ucb:tokens-per-second": PolicyCase(partial(SlidingWindowUCB, TokensPerSecond())),
+    "d-ucb": PolicyCase(partial(DiscountedUCB, BlockEfficiency())),
+    "d-ucb:trials": PolicyCase(partial(DiscountedUCB, AcceptanceTrials(), 0.97, 0.2)),
+    "d-ucb:time": PolicyCase(partial(DiscountedUCB, BlockEfficiency(), objective="time")),
+    "change-ucb": PolicyCase(partial(ChangeUCB, BlockEfficiency())),
+    "change-ucb:quick": PolicyCase(partial(ChangeUCB, VerifiedDivergence(), 4.0, 0.05, 0.5, 0.1)),
+    "change-ucb:time": PolicyCase(partial(ChangeUCB, BlockEfficiency(), 4.0, 0.05, 0.5, objective="time")),
+    "round-robin": PolicyCase(RoundRobin, learns=False, each_once_first=False),
+    "epsilon-greedy": PolicyCase(partial(EpsilonGreedy, BlockEfficiency()), index_grows=False),
+    "epsilon-greedy:decay=5": PolicyCase(partial(EpsilonGreedy, TokensPerSecond(), decay=5.0), index_grows=False),
 }
 
 

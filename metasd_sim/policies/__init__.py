@@ -9,9 +9,13 @@ from ..environments.base import SCOPES
 from ..errors import InputError
 from ..rewards import REWARDS, make_reward
 from .base import IndexPolicy, Policy, argmax_random
+from .changing import ChangeUCB, DiscountedUCB, SlidingWindowUCB
 from .contextual import LinUCB, Router, RouterWeights, fit_router
-from .fixed import FixedArm, RandomArm
-from .full_information import Hedge
+from .elimination import ExploreThenCommit, SequentialHalving
+from .exponential import Exp3, Exp3IX, Exp3Spec
+from .fixed import FixedArm, RandomArm, RoundRobin
+from .full_information import Hedge, NormalHedge
+from .greedy import EpsilonGreedy
 from .kl_ucb import KLUCBTrials
 from .oracle import Oracle
 from .thompson import ThompsonTrials
@@ -27,6 +31,17 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "lin-ucb": LinUCB,
     "router": Router,
     "oracle": Oracle,
+    "exp3": Exp3,
+    "exp3-spec": Exp3Spec,
+    "exp3-ix": Exp3IX,
+    "normal-hedge": NormalHedge,
+    "sequential-halving": SequentialHalving,
+    "explore-then-commit": ExploreThenCommit,
+    "sw-ucb": SlidingWindowUCB,
+    "d-ucb": DiscountedUCB,
+    "change-ucb": ChangeUCB,
+    "round-robin": RoundRobin,
+    "epsilon-greedy": EpsilonGreedy,
 }
 
 
@@ -99,6 +114,8 @@ def policy_specs(
     """
     if spec != "all":
         return [spec]
+    if reward is not None:
+        make_reward(reward)
     specs = [f"fixed:{arm}" for arm in arms]
     for name in POLICIES:
         if name in ("fixed", "router"):
@@ -106,23 +123,41 @@ def policy_specs(
         variants = [f"{name}:reward={r}" for r in REWARDS] if name == "metasd-ucb" and reward is None else [name]
         if name == "oracle":
             variants = [str(Oracle(scope)) for scope in scopes]
-        specs += [variant for variant in variants if make_policy(variant, reward, arms).needs <= gives]
+        specs += [variant for variant in variants if _can_feed(variant, reward, gives)]
     return specs
+
+
+def _can_feed(spec: str, reward: str | None, gives: frozenset[str]) -> bool:
+    try:
+        return make_policy(spec, reward).needs <= gives
+    except InputError:  # a policy that refuses this reward, tokens per second for one that wants [0, 1]
+        return False
 
 
 __all__ = [
     "POLICIES",
+    "ChangeUCB",
+    "DiscountedUCB",
+    "EpsilonGreedy",
+    "Exp3",
+    "Exp3IX",
+    "Exp3Spec",
+    "ExploreThenCommit",
     "FixedArm",
     "Hedge",
     "IndexPolicy",
     "KLUCBTrials",
     "LinUCB",
     "MetaSDUCB",
+    "NormalHedge",
     "Oracle",
     "Policy",
     "RandomArm",
+    "RoundRobin",
     "Router",
     "RouterWeights",
+    "SequentialHalving",
+    "SlidingWindowUCB",
     "ThompsonTrials",
     "argmax_random",
     "check_reward",

@@ -68,6 +68,21 @@ def argmax_random(index: FloatArray, uniform: FloatArray) -> IntArray:
     return arm
 
 
+def draw_arms(weight: FloatArray, uniform: FloatArray) -> IntArray:
+    """`P(arm i) = weight_i / sum weight` in each row, by inversion; weight [n, arms] >= 0, uniform [n] -> arms [n]."""
+    up_to = weight.cumsum(axis=1)
+    return (up_to > (uniform * up_to[:, -1])[:, None]).argmax(axis=1)
+
+
+def check_unit_reward(policy: str, reward: Reward) -> None:
+    """Refuses a reward whose value / weight is not in [0, 1]."""
+    low, high = reward.range
+    if low < 0 or high > 1:
+        raise InputError(
+            f"reward: expected one in [0, 1] for {policy}, found {reward.name}; use be, bd, bd-verified or trials"
+        )
+
+
 class IndexPolicy(ABC):
     """Plays the eligible arm with the largest index, each eligible arm once first, ties at random.
 

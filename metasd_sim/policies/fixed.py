@@ -1,4 +1,4 @@
-"""Policies that do not learn: one arm throughout, or any at random."""
+"""Policies that do not learn: one arm throughout, any at random, or all in turn."""
 
 from __future__ import annotations
 
@@ -73,3 +73,35 @@ class RandomArm:
 
     def __str__(self) -> str:
         return "random"
+
+
+class RoundRobin:
+    """Plays the eligible arms in turn, each row from a random one on."""
+
+    needs: frozenset[str] = frozenset()
+
+    def start(
+        self, rows: int, arms: Sequence[str], max_draft: int, rng: np.random.Generator, horizon: int | None = None
+    ) -> None:
+        self.arms, self.rng = len(arms), rng
+        self.last = np.full(rows, -1)  # [rows] the arm just played, -1 before the first
+
+    def restart(self, rows: IntArray, keep: float = 0.0, horizon: IntArray | None = None) -> None:
+        if keep == 0:
+            self.last[rows] = -1
+
+    def select(self, rows: IntArray, context: Context) -> IntArray:
+        uniform = self.rng.random(len(self.last))[rows]
+        last = np.where(self.last[rows] < 0, (uniform * self.arms).astype(np.int64), self.last[rows])
+        turn = (np.arange(self.arms) - last[:, None] - 1) % self.arms  # [n, arms] 0: the next one
+        if context.eligible is not None:
+            turn[~context.eligible] = self.arms
+        chosen = turn.argmin(axis=1)
+        self.last[rows] = chosen
+        return chosen
+
+    def update(self, rows: IntArray, rounds: Rounds) -> None:
+        pass
+
+    def __str__(self) -> str:
+        return "round-robin"
