@@ -3,7 +3,7 @@
 policy --arms--> environment --Rounds--> reward --(value, weight)--> policy, driven by `simulate`.
 """
 
-from . import acceptance, bounds, regret, traces
+from . import acceptance, bounds, growth, regret, signals, traces
 from .costs import CostModel
 from .environments import Context, Environment, FixedArms, ReplayEnvironment, StationaryEnvironment
 from .errors import InputError
@@ -62,9 +62,11 @@ __all__ = [
     "VerifiedDivergence",
     "acceptance",
     "bounds",
+    "growth",
     "make_policy",
     "make_reward",
     "regret",
+    "signals",
     "simulate",
     "summarize",
     "traces",
