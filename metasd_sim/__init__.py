@@ -3,7 +3,7 @@
 policy --arms--> environment --Rounds--> reward --(value, weight)--> policy, driven by `simulate`.
 """
 
-from . import acceptance, bounds, regret, traces
+from . import acceptance, bounds, growth, regret, signals, traces
 from .adversary import fooling_sequence
 from .arms import derive
 from .costs import CostModel
@@ -100,9 +100,11 @@ __all__ = [
     "derive",
     "fit_router",
     "fooling_sequence",
+    "growth",
     "make_policy",
     "make_reward",
     "regret",
+    "signals",
     "simulate",
     "summarize",
     "traces",

@@ -160,39 +160,67 @@ def run_bounds(arguments: argparse.Namespace) -> None:
     budgets = np.array(arguments.budget or [DEFAULT_BUDGET])
     lower = bounds.lower(alphas, gamma, budgets)
     best = environment.fixed_arms(budgets).rounds.min(axis=1)
-    records = []
+    found: list[tuple[str, str | None, float | None, FloatArray]] = []  # policy, reward, beta, bound
     for name in [arguments.reward] if arguments.reward else [n for n in REWARDS if n != "tokens-per-second"]:
         reward = make_reward(name)
         sigma = reward.sigma(gamma)
         beta = arguments.beta if arguments.beta is not None else None if sigma is None else 2 * sigma
         if beta is not None and sigma is not None and beta < 2 * sigma * (1 - 1e-12) and not arguments.reward:
             continue  # this reward's bound does not allow that beta
-        upper = bounds.ucb_upper(alphas, gamma, budgets, reward, beta)
-        for b, budget in enumerate(budgets):
-            records.append(
-                {
-                    "policy": "metasd-ucb",
-                    "reward": name,
-                    "beta": beta,
-                    "budget": int(budget),
-                    "best_arm_rounds": float(best[b]),
-                    "upper_bound": float(upper[b]),
-                    "lower_bound": float(lower[b]),
-                }
-            )
-    if not records:
+        found.append(("metasd-ucb", name, beta, bounds.ucb_upper(alphas, gamma, budgets, reward, beta)))
+    if not found:
         raise InputError(f"--beta: expected at least 2 sigma of a reward, found {arguments.beta}")
+    if arguments.reward is None and arguments.beta is None:
+        found += other_bounds(alphas, gamma, budgets)
+    records = [
+        {
+            "policy": policy,
+            "reward": name,
+            "beta": beta,
+            "budget": int(budget),
+            "best_arm_rounds": float(best[b]),
+            "upper_bound": float(upper[b]),
+            "lower_bound": float(lower[b]),
+        }
+        for policy, name, beta, upper in found
+        for b, budget in enumerate(budgets)
+    ]
     console.table(
         f"regret bounds in rounds, arms {', '.join(environment.arms)}, draft length {gamma}",
-        ["reward", "beta", "budget", "best arm's rounds", "upper bound (metasd-ucb)", "lower bound (asymptotic)"],
+        ["policy", "reward", "beta", "budget", "best arm's rounds", "upper bound", "lower bound (asymptotic)"],
         [
-            [r["reward"], f"{r['beta']:.3f}", r["budget"], f"{r['best_arm_rounds']:.1f}", f"{r['upper_bound']:.1f}",
-             f"{r['lower_bound']:.1f}"]
-            for r in records
+            [
+                record["policy"],
+                record["reward"] or "",
+                "" if record["beta"] is None else f"{record['beta']:.3f}",
+                record["budget"],
+                *(f"{record[name]:.1f}" for name in ("best_arm_rounds", "upper_bound", "lower_bound")),
+            ]
+            for record in records
         ],
         arguments.quiet,
-    )  # fmt: skip
+    )
     console.write_json(records, arguments.json, arguments.force)
+
+
+def other_bounds(
+    alphas: list[float], gamma: int, budgets: IntArray
+) -> list[tuple[str, str | None, float | None, FloatArray]]:
+    """Policies besides MetaSD-UCB, with their default parameters; those that explore on a schedule for each budget."""
+    reward = make_reward("be")
+    return [
+        ("ucb-spec", None, None, bounds.ucb_spec_upper(alphas, gamma, budgets)),
+        ("exp3-spec", None, None, bounds.exp3_spec_upper(alphas, gamma, budgets)),
+        ("hedge", None, None, bounds.hedge_upper(alphas, gamma, budgets)),
+        ("normal-hedge", None, None, bounds.normal_hedge_upper(alphas, gamma, budgets)),
+        ("sequential-halving", "be", None, np.array([bounds.halving_upper(alphas, gamma, b, reward) for b in budgets])),
+        (
+            "explore-then-commit",
+            "be",
+            None,
+            np.array([bounds.explore_then_commit_upper(alphas, gamma, b, reward) for b in budgets]),
+        ),
+    ]
 
 
 def category_speedups(

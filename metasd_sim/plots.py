@@ -10,7 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from . import signals
 from .errors import InputError
+from .rewards import BlockDivergence, BlockEfficiency, Reward
 from .rounds import FloatArray
 from .simulate import Outcome
 
@@ -102,6 +104,40 @@ def plot_categories(
     ax.set_xticks(range(len(categories)), categories, rotation=20, ha="right")
     ax.set_yticks(range(len(labels)), labels)
     ax.set_title("speedup over plain decoding (predicted seconds)", fontsize="medium")
+    return _figure(ax)
+
+
+def plot_signal_region(
+    gamma: int,
+    first: Reward | None = None,
+    second: Reward | None = None,
+    overlaps: str = "beta",
+    concentration: float = 5.0,
+    ax: Axes | None = None,
+    step: float = 0.01,
+) -> Figure:
+    """Feedback signal of the reward `first` (bd) over that of `second` (be) for each pair of rates.
+
+    Blue where `first` tells the arms apart more easily; the black line is where both do equally well.
+    """
+    first, second = first or BlockDivergence(), second or BlockEfficiency()
+    ax = _axes(ax, (5.5, 4.5))
+    ratio = signals.signal_grid(gamma, first, second, overlaps, concentration, step)[1]
+    log = np.log10(ratio)
+    spread = max(0.3, float(np.nanmax(np.abs(log))))
+    image = ax.imshow(log.T, origin="lower", extent=(0, 1, 0, 1), cmap="RdBu", vmin=-spread, vmax=spread)
+    best: FloatArray = 1 - np.geomspace(1 - step, step / 100, 200)
+    crossings = signals.signal_boundary(best, gamma, first, second, overlaps, concentration, points=400)
+    at = np.repeat(best, [len(alphas) for alphas in crossings])
+    ax.plot(np.concatenate(crossings), at, "k.", markersize=2)
+    ax.figure.colorbar(image, ax=ax, label=f"log10 of the signal of {first.name} over that of {second.name}")
+    ax.set(
+        xlabel="rate of the other arm",
+        ylabel="rate of the best arm",
+        title=f"draft length {gamma}, {overlaps} overlaps",
+        xlim=(0, 1),
+        ylim=(0, 1),
+    )
     return _figure(ax)
 
 

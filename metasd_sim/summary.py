@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from . import bounds, regret
-from .environments import Environment
+from .environments import Environment, StationaryEnvironment
 from .errors import InputError
-from .policies import MetaSDUCB, Policy
+from .policies import Policy
 from .rounds import FloatArray
 from .simulate import Outcome
 
@@ -20,12 +20,12 @@ def model_rates(environment: Environment) -> FloatArray | None:
 
 
 def upper_bound(policy: Policy, environment: Environment, budgets: Any) -> Any:
-    """The policy's proven bound on its regret, [budgets], or None where none is known for this instance."""
+    """The policy's proven bound on its regret in rounds, [budgets], or None where none is known for this instance."""
     alphas = model_rates(environment)
-    if not isinstance(policy, MetaSDUCB) or alphas is None:
+    if alphas is None:
         return None
     try:
-        return bounds.ucb_upper(alphas, environment.max_draft, budgets, policy.reward, policy.beta)
+        return bounds.upper_of(policy, alphas, environment.max_draft, budgets)
     except InputError:
         return None
 
@@ -34,6 +34,24 @@ def lower_bound(environment: Environment, budgets: Any) -> Any:
     """The asymptotic lower bound, [budgets], or None outside the stationary model with one draft length."""
     alphas = model_rates(environment)
     return None if alphas is None else bounds.lower(alphas, environment.max_draft, budgets)
+
+
+def time_bounds(policy: Policy, environment: Environment, budgets: Any) -> tuple[Any, Any]:
+    """Upper bound of the policy and asymptotic lower bound in seconds, each [budgets] or None.
+
+    None too where an idle drafter has to catch up: its rounds do not take the same time each.
+    """
+    if not isinstance(environment, StationaryEnvironment) or model_rates(environment) is None:
+        return None, None
+    costs = environment.costs
+    if costs is None or costs.catch_up.any():
+        return None, None
+    seconds = costs.seconds(np.arange(len(environment.arms)), environment.draft_lengths)
+    instance = environment.alphas, environment.max_draft, budgets, seconds
+    try:
+        return bounds.time_upper_of(policy, *instance), bounds.lower_time(*instance)
+    except InputError:
+        return None, bounds.lower_time(*instance)
 
 
 def summarize(outcome: Outcome, policy: Policy, environment: Environment) -> list[dict[str, Any]]:
@@ -46,6 +64,7 @@ def summarize(outcome: Outcome, policy: Policy, environment: Environment) -> lis
     ratio = regret.best_arm_ratio(outcome, environment)
     upper = upper_bound(policy, environment, outcome.budgets)
     lower = lower_bound(environment, outcome.budgets)
+    time_upper, time_lower = time_bounds(policy, environment, outcome.budgets)
     reward = getattr(policy, "reward", None)
 
     records = []
@@ -85,6 +104,10 @@ def summarize(outcome: Outcome, policy: Policy, environment: Environment) -> lis
                 "speedup_mean": _number(faster.mean[b]),
                 "speedup_se": _number(faster.se[b]),
             }
+            if time_upper is not None:
+                record["seconds_upper_bound"] = _number(time_upper[b])
+            if time_lower is not None:
+                record["seconds_lower_bound"] = _number(time_lower[b])
         records.append(record)
     return records
 

@@ -73,8 +73,15 @@ def test_all_means_every_policy_that_the_environment_feeds(capsys):
 
 def test_bounds_json(capsys):
     found = records(capsys, "bounds", "--arms", "0.8,0.6,0.5", "--budget", "1000,10000")
-    assert {r["reward"] for r in found} == {"be", "bd", "bd-verified", "trials"}
-    assert [r["lower_bound"] for r in found if r["budget"] == 10_000] == pytest.approx([23.447] * 4, abs=1e-3)
+    assert {r["reward"] for r in found if r["policy"] == "metasd-ucb"} == {"be", "bd", "bd-verified", "trials"}
+    others = {"ucb-spec", "exp3-spec", "hedge", "normal-hedge", "sequential-halving", "explore-then-commit"}
+    assert {r["policy"] for r in found} == {"metasd-ucb", *others}
+    assert [r["lower_bound"] for r in found if r["budget"] == 10_000] == pytest.approx([23.447] * 10, abs=1e-3)
+    # a schedule for each budget: the same as asking for that budget alone
+    alone = records(capsys, "bounds", "--arms", "0.8,0.6,0.5", "--budget", "1000")
+    assert [r for r in found if r["budget"] == 1000] == alone
+    only = records(capsys, "bounds", "--arms", "0.8,0.6,0.5", "--reward", "bd")
+    assert {r["policy"] for r in only} == {"metasd-ucb"}
 
 
 def test_replay_json_and_figures(capsys, trace_file, tmp_path):
