@@ -17,8 +17,22 @@ from metasd_sim.costs import CostModel
 from metasd_sim.environments import ReplayEnvironment, StationaryEnvironment
 from metasd_sim.environments.base import SIGNALS, Context
 from metasd_sim.errors import InputError
-from metasd_sim.policies import FixedArm, Hedge, KLUCBTrials, MetaSDUCB, RandomArm, ThompsonTrials
-from metasd_sim.rewards import REWARDS, BlockEfficiency
+from metasd_sim.policies import (
+    MOSS,
+    UCBV,
+    FixedArm,
+    Hedge,
+    KLUCBOverlap,
+    KLUCBTrials,
+    MetaSDUCB,
+    RandomArm,
+    TapOut,
+    ThompsonOverlap,
+    ThompsonTrials,
+    UCB1Tuned,
+    UCBSpec,
+)
+from metasd_sim.rewards import REWARDS, BlockEfficiency, make_reward
 from metasd_sim.rounds import Rounds
 
 
@@ -46,15 +60,34 @@ POLICY_CASES = {
     "kl-ucb-trials": PolicyCase(KLUCBTrials),
     "kl-ucb-trials:c=3": PolicyCase(partial(KLUCBTrials, 3.0)),
     "kl-ucb-trials:time": PolicyCase(partial(KLUCBTrials, objective="time")),
-    "thompson-trials:time": PolicyCase(
-        partial(ThompsonTrials, objective="time"), each_once_first=False, rows_independent=False
-    ),
-    "thompson-trials": PolicyCase(ThompsonTrials, each_once_first=False, rows_independent=False),
+    "thompson-trials:time": PolicyCase(partial(ThompsonTrials, objective="time"), each_once_first=False),
+    "thompson-trials": PolicyCase(ThompsonTrials, each_once_first=False),
     "hedge": PolicyCase(Hedge, each_once_first=False),
     "hedge:eta=0.7": PolicyCase(partial(Hedge, 0.7), each_once_first=False),
     "random": PolicyCase(RandomArm, learns=False, each_once_first=False),
     "fixed:0": PolicyCase(partial(FixedArm, 0), learns=False, each_once_first=False),
     "fixed:2": PolicyCase(partial(FixedArm, 2), learns=False, each_once_first=False),
+    **{
+        f"{name}:{reward}": PolicyCase(partial(make, make_reward(reward)))
+        for name, make in (("ucb1-tuned", UCB1Tuned), ("ucb-v", UCBV), ("moss", MOSS))
+        for reward in REWARDS
+        if reward not in getattr(make, "refused_rewards", ())
+    },
+    "ucb1-tuned:be,time": PolicyCase(partial(UCB1Tuned, BlockEfficiency(), "time")),
+    "ucb-v:be,zeta=0.3,c=0.1": PolicyCase(partial(UCBV, BlockEfficiency(), 0.3, 0.1)),
+    "ucb-v:trials,time": PolicyCase(partial(UCBV, make_reward("trials"), objective="time")),
+    "moss:be,alpha=1": PolicyCase(partial(MOSS, BlockEfficiency(), 1.0)),
+    "moss:bd,time": PolicyCase(partial(MOSS, make_reward("bd"), objective="time")),
+    "kl-ucb-overlap": PolicyCase(KLUCBOverlap),
+    "kl-ucb-overlap:c=3": PolicyCase(partial(KLUCBOverlap, 3.0)),
+    "kl-ucb-overlap:time": PolicyCase(partial(KLUCBOverlap, objective="time")),
+    "thompson-overlap": PolicyCase(ThompsonOverlap, each_once_first=False),
+    "thompson-overlap:time": PolicyCase(partial(ThompsonOverlap, objective="time"), each_once_first=False),
+    "ucb-spec": PolicyCase(UCBSpec),
+    "ucb-spec:delta=0.1": PolicyCase(partial(UCBSpec, 0.1)),
+    "ucb-spec:time": PolicyCase(partial(UCBSpec, objective="time")),
+    "tapout": PolicyCase(TapOut),
+    "tapout:blend=0.9": PolicyCase(partial(TapOut, 0.9)),
 }
 
 

@@ -10,9 +10,9 @@ from ..rewards import REWARDS, make_reward
 from .base import IndexPolicy, Policy, argmax_random
 from .fixed import FixedArm, RandomArm
 from .full_information import Hedge
-from .kl_ucb import KLUCBTrials
-from .thompson import ThompsonTrials
-from .ucb import MetaSDUCB
+from .kl_ucb import KLUCBOverlap, KLUCBTrials
+from .thompson import ThompsonOverlap, ThompsonTrials
+from .ucb import MOSS, UCBV, MetaSDUCB, TapOut, UCB1Tuned, UCBSpec
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "metasd-ucb": MetaSDUCB,
@@ -21,6 +21,13 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "hedge": Hedge,
     "random": RandomArm,
     "fixed": FixedArm,
+    "ucb1-tuned": UCB1Tuned,
+    "ucb-v": UCBV,
+    "moss": MOSS,
+    "kl-ucb-overlap": KLUCBOverlap,
+    "thompson-overlap": ThompsonOverlap,
+    "ucb-spec": UCBSpec,
+    "tapout": TapOut,
 }
 
 
@@ -86,7 +93,7 @@ def policy_specs(spec: str, arms: Sequence[str], gives: frozenset[str], reward: 
         return [spec]
     specs = [f"fixed:{arm}" for arm in arms]
     for name in POLICIES:
-        if name == "fixed":
+        if name == "fixed" or reward in getattr(POLICIES[name], "refused_rewards", ()):
             continue
         variants = [f"{name}:reward={r}" for r in REWARDS] if name == "metasd-ucb" and reward is None else [name]
         specs += [variant for variant in variants if make_policy(variant, reward, arms).needs <= gives]
@@ -94,15 +101,22 @@ def policy_specs(spec: str, arms: Sequence[str], gives: frozenset[str], reward: 
 
 
 __all__ = [
+    "MOSS",
     "POLICIES",
+    "UCBV",
     "FixedArm",
     "Hedge",
     "IndexPolicy",
+    "KLUCBOverlap",
     "KLUCBTrials",
     "MetaSDUCB",
     "Policy",
     "RandomArm",
+    "TapOut",
+    "ThompsonOverlap",
     "ThompsonTrials",
+    "UCB1Tuned",
+    "UCBSpec",
     "argmax_random",
     "check_reward",
     "make_policy",
