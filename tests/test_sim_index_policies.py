@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import gammaincinv
+from scipy.special import entr, gammaincinv
 from scipy.stats import beta as beta_law
 from scipy.stats import chisquare, kstest
 from scipy.stats import gamma as gamma_law
@@ -32,7 +32,7 @@ from metasd_sim.policies import (
     make_policy,
     policy_specs,
 )
-from metasd_sim.policies.kl_ucb import kl_upper
+from metasd_sim.policies.kl_ucb import KLUCB, kl_upper
 from metasd_sim.policies.thompson import gamma_draws
 from metasd_sim.rewards import REWARDS, BlendedAcceptance, TokensPerRound, VerifiedFractions, make_reward
 from metasd_sim.simulate import simulate
@@ -557,6 +557,11 @@ def test_short_cut_of_kl_ucb_plays_the_largest_index(arms, c):
     np.testing.assert_array_equal(played[sure], argmax_random(index, uniform)[sure])
 
 
+def no_short_cut(policy, view):
+    rows = len(policy.pulls[view])
+    return np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=bool)
+
+
 def test_short_cut_of_kl_ucb_in_a_run_equals_solving_for_every_index(monkeypatch):
     """The same arms over a whole run, with the short cut taken in nearly all rounds."""
     environment = [0.9, 0.85, 0.8, 0.7, 0.6]
@@ -572,13 +577,25 @@ def test_short_cut_of_kl_ucb_in_a_run_equals_solving_for_every_index(monkeypatch
     monkeypatch.setattr(KLUCBTrials, "_alone", counted)
     quick = simulate(KLUCBTrials(), StationaryEnvironment(environment, 5), 3000, runs=100, seed=4, history=True)
     assert np.mean(shares[50:]) > 0.9
-    monkeypatch.setattr(
-        KLUCBTrials,
-        "_alone",
-        lambda self, view: (np.zeros(len(self.pulls[view]), int), np.zeros(len(self.pulls[view]), bool)),
-    )
+    monkeypatch.setattr(KLUCBTrials, "_alone", no_short_cut)
     solved = simulate(KLUCBTrials(), StationaryEnvironment(environment, 5), 3000, runs=100, seed=4, history=True)
     np.testing.assert_array_equal(quick.history.rounds.arm, solved.history.rounds.arm)
+
+
+@pytest.mark.parametrize("make", [KLUCBTrials, partial(KLUCBOverlap, 3.0)])
+def test_short_cut_of_kl_ucb_after_discounts(monkeypatch, make):
+    feedback = Feedback(2, 60, 120, (0.8, 0.7, 0.6), 4)
+    restarts = {step: (np.arange(0, 60, 2), keep) for step, keep in ((20, 0.5), (40, 0.1), (60, 0.0), (80, 0.9))}
+    runs = []
+    for solve in (False, True):
+        if solve:
+            monkeypatch.setattr(KLUCB, "_alone", no_short_cut)
+        policy = make()
+        runs.append(drive(policy, feedback, 60, 120, np.random.default_rng(8), restart=restarts.get))
+        p = policy.value / policy.weight
+        entropy = policy.weight * (entr(p) + entr(1 - p))
+        np.testing.assert_allclose(policy.entropy, entropy, atol=1e-9)
+    np.testing.assert_array_equal(*runs)
 
 
 def test_equal_arms_share_the_ties_of_kl_ucb():

@@ -20,13 +20,20 @@ def gamma_draws(shape: FloatArray, normal: FloatArray, uniform: FloatArray) -> F
     Arrays of one shape.
     """
     d = shape - 1.0 / 3.0
-    v = 1.0 + normal / np.sqrt(9.0 * d)
-    v *= v * v
-    draw = d * v
+    root = np.sqrt(9.0 * d)
+    np.divide(normal, root, out=root)
+    root += 1.0
+    draw = root * root
+    draw *= root  # v
     # u < 1 - .0331 x^4 < A spares most of the logarithms (v > 0 there)
-    doubt = np.flatnonzero(uniform >= 1.0 - 0.0331 * np.square(normal * normal))
-    x, u, d, v = (array.reshape(-1)[doubt] for array in (normal, uniform, d, v))
-    accept = np.where(v > 0, np.exp(0.5 * x * x + d * (1.0 - v + np.log(np.maximum(v, TINY)))), 0.0)
+    fourth = normal * normal
+    fourth *= fourth
+    fourth *= 0.0331
+    fourth += uniform
+    doubt = np.flatnonzero(fourth >= 1.0)
+    x, u, scale, v = (array.reshape(-1)[doubt] for array in (normal, uniform, d, draw))
+    draw *= d
+    accept = np.where(v > 0, np.exp(0.5 * x * x + scale * (1.0 - v + np.log(np.maximum(v, TINY)))), 0.0)
     again = np.flatnonzero(u >= accept)
     if again.size:
         level = (u[again] - accept[again]) / (1.0 - accept[again])
@@ -61,9 +68,10 @@ class Thompson(IndexPolicy):
         np.add(value, self.prior[0], out=shape[0])
         # recorded overlaps may be rounded up to a little more than 1
         np.add(np.maximum(weight - value, 0.0), self.prior[1], out=shape[1])
-        draws = gamma_draws(np.maximum(shape, 1.0), normal, uniform)
+        below = min(self.prior) < 1
+        draws = gamma_draws(np.maximum(shape, 1.0) if below else shape, normal, uniform)
         theta = draws[0] / (draws[0] + draws[1])
-        if min(self.prior) < 1:
+        if below:
             small = (shape < 1).any(axis=0)
             theta[small] = betaincinv(shape[0][small], shape[1][small], uniform[0][small])
         return theta.T
