@@ -130,6 +130,61 @@ class AcceptanceTrials:
         return _tokens_of_trials(estimate, longest, max_draft)
 
 
+class VerifiedFractions(VerifiedDivergence):
+    """Verified block divergence where overlaps count as fractions of a success: refuses any outside [0, 1]."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+
+    def __call__(self, rounds: Rounds) -> tuple[FloatArray, FloatArray]:
+        farthest = np.abs(_overlap(rounds) - 0.5).max(initial=0.0)
+        if farthest > 0.5 + 1e-6:  # more than a record's rounding
+            raise InputError(
+                f"overlap: expected numbers in [0, 1] for {self.policy}, found one {farthest - 0.5:g} outside; clip it"
+            )
+        return super().__call__(rounds)
+
+
+class TokensPerRound:
+    """Y = N + 1. In [1, gamma + 1], so sigma = gamma / 2."""
+
+    name = "tokens"
+    needs: frozenset[str] = frozenset()
+    range = (1.0, np.inf)
+
+    def __call__(self, rounds: Rounds) -> tuple[FloatArray, FloatArray]:
+        return rounds.accepted.astype(float) + 1.0, np.ones(len(rounds))
+
+    def sigma(self, max_draft: int) -> float:
+        return max_draft / 2
+
+    def tokens(self, estimate: FloatArray, longest: FloatArray, max_draft: int) -> FloatArray:
+        return estimate
+
+
+class BlendedAcceptance:
+    """`blend N / gamma + (1 - blend) N / drafted`, 0 where nothing was drafted: TapOut (arXiv 2511.02017). In [0, 1]"""
+
+    name = "blend"
+    needs: frozenset[str] = frozenset()
+    range = (0.0, 1.0)
+
+    def __init__(self, blend: float = 0.5) -> None:
+        if not 0 <= blend <= 1:
+            raise InputError(f"blend: expected a number in [0, 1], found {blend}")
+        self.blend = blend
+
+    def __call__(self, rounds: Rounds) -> tuple[FloatArray, FloatArray]:
+        rate = rounds.accepted / np.maximum(rounds.drafted, 1)
+        return self.blend * rounds.accepted / rounds.max_draft + (1 - self.blend) * rate, np.ones(len(rounds))
+
+    def sigma(self, max_draft: int) -> float:
+        return 0.5
+
+    def tokens(self, estimate: FloatArray, longest: FloatArray, max_draft: int) -> FloatArray:
+        raise InputError("objective: expected rounds for a blend with the acceptance rate, which is no count of tokens")
+
+
 class TokensPerSecond:
     """Emitted tokens with the round's seconds as weight, so that the estimate is a rate, not a mean of rates."""
 

@@ -32,6 +32,8 @@ from metasd_sim.environments import (
 from metasd_sim.environments.base import SIGNALS, Context
 from metasd_sim.errors import InputError
 from metasd_sim.policies import (
+    MOSS,
+    UCBV,
     ChangeUCB,
     DiscountedUCB,
     EpsilonGreedy,
@@ -41,6 +43,7 @@ from metasd_sim.policies import (
     ExploreThenCommit,
     FixedArm,
     Hedge,
+    KLUCBOverlap,
     KLUCBTrials,
     LinUCB,
     MetaSDUCB,
@@ -51,7 +54,11 @@ from metasd_sim.policies import (
     Router,
     SequentialHalving,
     SlidingWindowUCB,
+    TapOut,
+    ThompsonOverlap,
     ThompsonTrials,
+    UCB1Tuned,
+    UCBSpec,
 )
 from metasd_sim.rewards import (
     REWARDS,
@@ -60,6 +67,7 @@ from metasd_sim.rewards import (
     BlockEfficiency,
     TokensPerSecond,
     VerifiedDivergence,
+    make_reward,
 )
 from metasd_sim.rounds import Rounds
 
@@ -90,10 +98,8 @@ POLICY_CASES = {
     "kl-ucb-trials": PolicyCase(KLUCBTrials),
     "kl-ucb-trials:c=3": PolicyCase(partial(KLUCBTrials, 3.0)),
     "kl-ucb-trials:time": PolicyCase(partial(KLUCBTrials, objective="time")),
-    "thompson-trials:time": PolicyCase(
-        partial(ThompsonTrials, objective="time"), each_once_first=False, rows_independent=False
-    ),
-    "thompson-trials": PolicyCase(ThompsonTrials, each_once_first=False, rows_independent=False),
+    "thompson-trials:time": PolicyCase(partial(ThompsonTrials, objective="time"), each_once_first=False),
+    "thompson-trials": PolicyCase(ThompsonTrials, each_once_first=False),
     "hedge": PolicyCase(Hedge, each_once_first=False),
     "hedge:eta=0.7": PolicyCase(partial(Hedge, 0.7), each_once_first=False),
     "random": PolicyCase(RandomArm, learns=False, each_once_first=False),
@@ -135,6 +141,27 @@ POLICY_CASES = {
     "round-robin": PolicyCase(RoundRobin, learns=False, each_once_first=False),
     "epsilon-greedy": PolicyCase(partial(EpsilonGreedy, BlockEfficiency()), index_grows=False),
     "epsilon-greedy:decay=5": PolicyCase(partial(EpsilonGreedy, TokensPerSecond(), decay=5.0), index_grows=False),
+    **{
+        f"{name}:{reward}": PolicyCase(partial(make, make_reward(reward)))
+        for name, make in (("ucb1-tuned", UCB1Tuned), ("ucb-v", UCBV), ("moss", MOSS))
+        for reward in REWARDS
+        if reward not in getattr(make, "refused_rewards", ())
+    },
+    "ucb1-tuned:be,time": PolicyCase(partial(UCB1Tuned, BlockEfficiency(), "time")),
+    "ucb-v:be,zeta=0.3,c=0.1": PolicyCase(partial(UCBV, BlockEfficiency(), 0.3, 0.1)),
+    "ucb-v:trials,time": PolicyCase(partial(UCBV, make_reward("trials"), objective="time")),
+    "moss:be,alpha=1": PolicyCase(partial(MOSS, BlockEfficiency(), 1.0)),
+    "moss:bd,time": PolicyCase(partial(MOSS, make_reward("bd"), objective="time")),
+    "kl-ucb-overlap": PolicyCase(KLUCBOverlap),
+    "kl-ucb-overlap:c=3": PolicyCase(partial(KLUCBOverlap, 3.0)),
+    "kl-ucb-overlap:time": PolicyCase(partial(KLUCBOverlap, objective="time")),
+    "thompson-overlap": PolicyCase(ThompsonOverlap, each_once_first=False),
+    "thompson-overlap:time": PolicyCase(partial(ThompsonOverlap, objective="time"), each_once_first=False),
+    "ucb-spec": PolicyCase(UCBSpec),
+    "ucb-spec:delta=0.1": PolicyCase(partial(UCBSpec, 0.1)),
+    "ucb-spec:time": PolicyCase(partial(UCBSpec, objective="time")),
+    "tapout": PolicyCase(TapOut),
+    "tapout:blend=0.9": PolicyCase(partial(TapOut, 0.9)),
 }
 
 

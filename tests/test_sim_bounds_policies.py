@@ -79,7 +79,6 @@ def test_commitment_by_hand():
     default = bounds.halving_upper(ALPHAS, 1, 1000, BE)
     assert default == bounds.halving_upper(ALPHAS, 1, 1000, BE, 125.99)
     assert default == pytest.approx(2 / 3 + 31 / 6 + np.exp(-31 / 16) * 1000 / 6)
-    assert bounds.exploration_tokens(2, 10) == 5
 
 
 def test_the_error_of_halving_by_hand():

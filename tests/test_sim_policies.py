@@ -20,6 +20,7 @@ from metasd_sim.costs import CostModel
 from metasd_sim.environments import StationaryEnvironment
 from metasd_sim.environments.base import SIGNALS
 from metasd_sim.policies import (
+    MOSS,
     POLICIES,
     FixedArm,
     Hedge,
@@ -298,7 +299,9 @@ def test_long_runs_of_one_arm_keep_indices_finite(case, accepted):
     grows = case.each_once_first and case.index_grows
     if grows and not (accepted == 4 and isinstance(policy, KLUCBTrials)):  # 1 is the largest mean
         assert np.all(np.diff([index[1:] for index in seen], axis=0) > 0)
-        assert np.all(np.diff([index[0] for index in seen]) < 0)
+        assert seen[0][0] > seen[1][0]
+        # the bonus of moss ends with an arm's fair share of the rounds
+        assert seen[1][0] >= seen[2][0] - 1e-9 if isinstance(policy, MOSS) else seen[1][0] > seen[2][0]
 
 
 @every_policy

@@ -5,7 +5,7 @@ time also take the `seconds` [arms] of a round. Each bound states its conditions
 """
 
 from .asymptotic import lower, lower_slope, lower_time, lower_time_slope
-from .commit import exploration_tokens, explore_then_commit_upper, halving_error, halving_upper
+from .commit import explore_then_commit_upper, halving_error, halving_upper
 from .common import kl
 from .index import ucb_spec_upper, ucb_spec_upper_pulls, ucb_time_upper, ucb_upper, ucb_upper_pulls
 from .of_policies import UPPER_BOUNDS, time_upper_of, upper_of
@@ -22,7 +22,6 @@ __all__ = [
     "UPPER_BOUNDS",
     "exp3_spec_tokens",
     "exp3_spec_upper",
-    "exploration_tokens",
     "explore_then_commit_upper",
     "halving_error",
     "halving_upper",

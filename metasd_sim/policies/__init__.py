@@ -16,32 +16,39 @@ from .exponential import Exp3, Exp3IX, Exp3Spec
 from .fixed import FixedArm, RandomArm, RoundRobin
 from .full_information import Hedge, NormalHedge
 from .greedy import EpsilonGreedy
-from .kl_ucb import KLUCBTrials
+from .kl_ucb import KLUCBOverlap, KLUCBTrials
 from .oracle import Oracle
-from .thompson import ThompsonTrials
-from .ucb import MetaSDUCB
+from .thompson import ThompsonOverlap, ThompsonTrials
+from .ucb import MOSS, UCBV, MetaSDUCB, TapOut, UCB1Tuned, UCBSpec
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "metasd-ucb": MetaSDUCB,
+    "ucb1-tuned": UCB1Tuned,
+    "ucb-v": UCBV,
+    "moss": MOSS,
+    "ucb-spec": UCBSpec,
+    "tapout": TapOut,
     "kl-ucb-trials": KLUCBTrials,
+    "kl-ucb-overlap": KLUCBOverlap,
     "thompson-trials": ThompsonTrials,
-    "hedge": Hedge,
-    "random": RandomArm,
-    "fixed": FixedArm,
-    "lin-ucb": LinUCB,
-    "router": Router,
-    "oracle": Oracle,
+    "thompson-overlap": ThompsonOverlap,
+    "epsilon-greedy": EpsilonGreedy,
     "exp3": Exp3,
     "exp3-spec": Exp3Spec,
     "exp3-ix": Exp3IX,
+    "hedge": Hedge,
     "normal-hedge": NormalHedge,
     "sequential-halving": SequentialHalving,
     "explore-then-commit": ExploreThenCommit,
     "sw-ucb": SlidingWindowUCB,
     "d-ucb": DiscountedUCB,
     "change-ucb": ChangeUCB,
+    "lin-ucb": LinUCB,
+    "router": Router,
+    "oracle": Oracle,
     "round-robin": RoundRobin,
-    "epsilon-greedy": EpsilonGreedy,
+    "random": RandomArm,
+    "fixed": FixedArm,
 }
 
 
@@ -135,7 +142,9 @@ def _can_feed(spec: str, reward: str | None, gives: frozenset[str]) -> bool:
 
 
 __all__ = [
+    "MOSS",
     "POLICIES",
+    "UCBV",
     "ChangeUCB",
     "DiscountedUCB",
     "EpsilonGreedy",
@@ -146,6 +155,7 @@ __all__ = [
     "FixedArm",
     "Hedge",
     "IndexPolicy",
+    "KLUCBOverlap",
     "KLUCBTrials",
     "LinUCB",
     "MetaSDUCB",
@@ -158,7 +168,11 @@ __all__ = [
     "RouterWeights",
     "SequentialHalving",
     "SlidingWindowUCB",
+    "TapOut",
+    "ThompsonOverlap",
     "ThompsonTrials",
+    "UCB1Tuned",
+    "UCBSpec",
     "argmax_random",
     "check_reward",
     "fit_router",
