@@ -11,7 +11,7 @@ from scipy.special import betainc, betaincinv
 from .. import acceptance
 from ..costs import CostModel, RoundClock
 from ..errors import InputError
-from ..rounds import BoolArray, FloatArray, IntArray, Rounds
+from ..rounds import BoolArray, FloatArray, IntArray, Rounds, view_of
 from .base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, Context, FixedArms
 
 OVERLAPS = ("beta", "bernoulli", "constant")
@@ -97,8 +97,9 @@ class StationaryEnvironment:
             self._atoms = np.stack([beta_atoms(alpha, self.concentration) for alpha in self.alphas])
 
     def observe(self, rows: IntArray) -> Context:
-        context = Context(query=np.zeros(len(rows), dtype=np.int64), new_query=self._fresh[rows])
-        self._fresh[rows] = False
+        view = view_of(rows, self._rows)
+        context = Context(query=np.zeros(len(rows), dtype=np.int64), new_query=self._fresh[view].copy())
+        self._fresh[view] = False
         return context
 
     def step(self, rows: IntArray, arms: IntArray) -> Rounds:
@@ -124,7 +125,7 @@ class StationaryEnvironment:
                 )
         else:
             # P(E / -ln alpha >= k) = alpha^k for a standard exponential E
-            exponential = self._rng.standard_exponential(self._rows)[rows]
+            exponential = self._rng.standard_exponential(self._rows)[view_of(rows, self._rows)]
             accepted = np.minimum(exponential * self._scale[arms], drafted).astype(np.int64)
         emitted = accepted + 1
         seconds = None

@@ -27,8 +27,9 @@ class ThompsonTrials(IndexPolicy):
         self.prior = (prior_a, prior_b)
 
     def index(self, rows: IntArray | slice) -> FloatArray:
-        successes, trials = self.value[rows], self.weight[rows]
-        return self.rng.beta(self.prior[0] + successes, self.prior[1] + trials - successes)
+        # transposed: the generator reads and writes in C order, and an arm's column is what is contiguous here
+        successes, trials = self.value[rows].T, self.weight[rows].T
+        return self.rng.beta(self.prior[0] + successes, self.prior[1] + trials - successes).T
 
     def __str__(self) -> str:
         a, b = self.prior

@@ -38,7 +38,9 @@ class MetaSDUCB(IndexPolicy):
     def index(self, rows: IntArray | slice) -> FloatArray:
         mean, samples = self.estimates(rows)
         log_t = np.log(self.pulls[rows].sum(axis=1) + 1)
-        return mean + self.width * np.sqrt(2 * log_t[:, None] / samples)
+        width = self.width * np.sqrt(2 * log_t)  # [n]
+        mean += width[:, None] / np.sqrt(samples)
+        return mean
 
     def __str__(self) -> str:
         return self.spec("metasd-ucb", reward=self.reward.name, beta=self.beta)
