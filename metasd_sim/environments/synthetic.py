@@ -34,6 +34,23 @@ def beta_atoms(mean: float, concentration: float, atoms: int = _ATOMS) -> FloatA
     return np.clip(np.diff(np.where(edge < 0.5, mean * betainc(a + 1, b, edge), above)) * atoms, 0.0, 1.0)
 
 
+def expected_rounds(law: FloatArray, budgets: IntArray) -> FloatArray:
+    """`E tau(B) = 1 + sum_n P(N = n) E tau(B - n - 1)`, and 0 for B <= 0; law [gamma + 1], budgets [b] -> [b].
+
+    One step of the recurrence is a matrix without negative entries: its powers lose no digits to cancellation,
+    and a long budget takes neither time nor memory.
+    """
+    depth = len(law)
+    step = np.eye(depth + 1, k=-1)  # acts on (E tau(B), ..., E tau(B - gamma), 1)
+    step[0], step[-1] = [*law, 1.0], [*np.zeros(depth), 1.0]
+    state, reached = np.eye(depth + 1)[-1], 0
+    rounds = np.empty(len(budgets))
+    for b in np.argsort(budgets):
+        state = np.linalg.matrix_power(step, int(budgets[b]) - reached) @ state
+        rounds[b], reached = state[0], int(budgets[b])
+    return rounds
+
+
 class StationaryEnvironment:
     """Arms whose overlaps are i.i.d. with mean `alpha`; given the overlaps, acceptances are independent Bernoulli.
 
@@ -153,14 +170,8 @@ class StationaryEnvironment:
         return 1.0 + self._survival.sum(axis=1)
 
     def fixed_arms(self, budgets: IntArray) -> FixedArms:
-        """E tau(B) = 1 + sum_n P(N = n) E tau(B - n - 1), solved as a linear recurrence in B."""
-        from scipy.signal import lfilter  # here, since its import takes half a second
-
-        longest = int(np.max(budgets))
-        rounds = np.empty((len(budgets), len(self.arms)))
-        for arm, (alpha, gamma) in enumerate(zip(self.alphas, self.draft_lengths, strict=True)):
-            law = acceptance.pmf(alpha, int(gamma))
-            rounds[:, arm] = lfilter([1.0], np.concatenate([[1.0], -law]), np.ones(longest))[np.asarray(budgets) - 1]
+        laws = [acceptance.pmf(alpha, int(gamma)) for alpha, gamma in zip(self.alphas, self.draft_lengths, strict=True)]
+        rounds = np.stack([expected_rounds(law, budgets) for law in laws], axis=1)
         seconds = plain = None
         if self.costs is not None:
             arms = np.arange(len(self.arms))
