@@ -53,6 +53,11 @@ def policy_spec(name: str, **options: float | str | None) -> str:
     return f"{name}:{','.join(parts)}" if parts else name
 
 
+def active(statistic: FloatArray, view: IntArray | slice) -> FloatArray:
+    """`statistic[view]`, [n, arms], where the column of an arm stays contiguous: indexing with rows would undo that."""
+    return statistic[view] if isinstance(view, slice) else statistic.T.take(view, axis=1).T
+
+
 def argmax_random(index: FloatArray, uniform: FloatArray) -> IntArray:
     """Arm with the largest index in each row, ties broken by `uniform` in [0, 1).
 
@@ -118,11 +123,11 @@ class IndexPolicy(ABC):
         Samples are the weights of a reward that counts several a round. A reward without a sigma (tokens per second,
         whose weights are seconds) is divided by the row's largest estimate, and its pulls are the samples.
         """
-        samples = self.weight[view] + TINY
-        mean = self.value[view] / samples
+        samples = active(self.weight, view) + TINY
+        mean = active(self.value, view) / samples
         if self.reward.sigma(self.max_draft) is None:
             mean /= np.maximum(mean.max(axis=1, keepdims=True), TINY)
-            samples = self.pulls[view] + TINY
+            samples = active(self.pulls, view) + TINY
         return mean, samples
 
     @abstractmethod
@@ -139,7 +144,7 @@ class IndexPolicy(ABC):
             pace = self.seconds[view] / np.maximum(self.pulls[view], TINY)
             index = self.reward.tokens(index, self.longest[view], self.max_draft) / np.maximum(pace, TINY)
         if self.play_each_first:
-            index[self.pulls[view] == 0] = np.inf
+            index[active(self.pulls, view) == 0] = np.inf
         if context.eligible is not None:
             index[~context.eligible] = -np.inf
         return argmax_random(index, uniform)

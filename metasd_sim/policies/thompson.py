@@ -7,7 +7,7 @@ import numpy as np
 from ..errors import InputError
 from ..rewards import AcceptanceTrials
 from ..rounds import FloatArray, IntArray
-from .base import IndexPolicy
+from .base import IndexPolicy, active
 
 
 class ThompsonTrials(IndexPolicy):
@@ -28,7 +28,7 @@ class ThompsonTrials(IndexPolicy):
 
     def index(self, rows: IntArray | slice) -> FloatArray:
         # transposed: the generator reads and writes in C order, and an arm's column is what is contiguous here
-        successes, trials = self.value[rows].T, self.weight[rows].T
+        successes, trials = active(self.value, rows).T, active(self.weight, rows).T
         return self.rng.beta(self.prior[0] + successes, self.prior[1] + trials - successes).T
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import InputError
 from ..rewards import Reward
 from ..rounds import FloatArray, IntArray
-from .base import IndexPolicy
+from .base import IndexPolicy, active
 
 
 class MetaSDUCB(IndexPolicy):
@@ -37,7 +37,7 @@ class MetaSDUCB(IndexPolicy):
 
     def index(self, rows: IntArray | slice) -> FloatArray:
         mean, samples = self.estimates(rows)
-        log_t = np.log(self.pulls[rows].sum(axis=1) + 1)
+        log_t = np.log(active(self.pulls, rows).sum(axis=1) + 1)
         width = self.width * np.sqrt(2 * log_t)  # [n]
         mean += width[:, None] / np.sqrt(samples)
         return mean
