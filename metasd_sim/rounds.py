@@ -17,6 +17,11 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
+def view_of(rows: IntArray, total: int) -> IntArray | slice:
+    """`rows`, increasing, as an index: a slice while all `total` of them run, which gives a view instead of a copy."""
+    return slice(None) if len(rows) == total else rows
+
+
 @dataclass(slots=True)
 class Rounds:
     """One round of each active row.

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from .environments.base import SECONDS, Environment
 from .errors import InputError
 from .policies.base import Policy
-from .rounds import BoolArray, FloatArray, IntArray, Rounds
+from .rounds import BoolArray, FloatArray, IntArray, Rounds, view_of
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def simulate(
     timed = SECONDS in environment.gives
     rounds_so_far = np.zeros(runs, dtype=np.int64)
     tokens = np.zeros(runs, dtype=np.int64)
-    pulls = np.zeros(runs * n_arms, dtype=np.int64)  # flat: one index per row and arm
+    pulls = np.zeros((n_arms, runs), dtype=np.int64)
     switches = np.full(runs, -1)  # a row's first arm is no switch
     seconds = np.zeros(runs)
     last_arm = np.full(runs, -1)
@@ -165,17 +165,20 @@ def simulate(
         out.reached[rows, j] = reached
         out.rounds[rows, j] = rounds_so_far[rows]
         out.tokens[rows, j] = tokens[rows]
-        out.pulls[rows, j] = pulls.reshape(runs, n_arms)[rows]
+        out.pulls[rows, j] = pulls[:, rows].T
         out.switches[rows, j] = switches[rows]
         if out.seconds is not None:
             out.seconds[rows, j] = seconds[rows]
         next_budget[rows] += 1
         target[rows] = budgets[np.minimum(next_budget[rows], len(budgets) - 1)]
 
+    # With many rows the C library would return the pages of every temporary to the system, at every step, at half the
+    # speed. One large block, freed at once and never touched, raises the size from which it does so.
+    np.empty(31 << 20, dtype=np.uint8)
     rows = np.arange(runs)
     while rows.size:
         context = environment.observe(rows)
-        if context.new_query.any():
+        if np.count_nonzero(context.new_query):
             fresh = context.new_query
             horizon = None if context.horizon is None else context.horizon[fresh]
             policy.restart(rows[fresh], keep, horizon)
@@ -187,26 +190,27 @@ def simulate(
         elif played.seen.any():
             policy.update(rows[played.seen], shown[played.seen])
 
+        view = view_of(rows, runs)
         if history:
             log.append((rounds_so_far[rows], rows, context.query, played))
         if on_round is not None:
             on_round(rows, played)
-        rounds_so_far[rows] += 1
-        tokens[rows] += played.emitted
-        pulls[rows * n_arms + arms] += 1
-        switches[rows] += arms != last_arm[rows]
-        last_arm[rows] = arms
+        rounds_so_far[view] += 1
+        tokens[view] += played.emitted
+        np.add.at(pulls.reshape(-1), arms * runs + rows, 1)  # faster than pulls[arms, rows] += 1
+        switches[view] += arms != last_arm[view]
+        last_arm[view] = arms
         if played.seconds is not None:
-            seconds[rows] += played.seconds
+            seconds[view] += played.seconds
         if environment.queries > 1:
             out.query_rounds[rows, context.query] += 1
             out.query_tokens[rows, context.query] += played.emitted
             if out.query_seconds is not None and played.seconds is not None:
                 out.query_seconds[rows, context.query] += played.seconds
 
-        crossed = tokens[rows] >= target[rows]
-        ended = environment.done[rows]
-        if crossed.any() or ended.any():
+        crossed = tokens[view] >= target[view]
+        ended = environment.done[view]
+        if np.count_nonzero(crossed | ended):  # on few rows cheaper than any()
             while crossed.any():
                 settle(rows[crossed], reached=True)
                 crossed = (tokens[rows] >= target[rows]) & (next_budget[rows] < len(budgets))

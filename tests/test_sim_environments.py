@@ -3,6 +3,8 @@
 Statistical tests have fixed seeds; a comment beside each states how often it would fail on fresh ones.
 """
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy.stats import beta as beta_law
@@ -12,6 +14,7 @@ from metasd_sim import acceptance
 from metasd_sim.costs import CostModel
 from metasd_sim.environments import Environment, StationaryEnvironment
 from metasd_sim.environments.base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, SIGNALS
+from metasd_sim.environments.renewal import stationary_rounds
 from metasd_sim.environments.synthetic import beta_atoms
 from metasd_sim.policies import FixedArm, MetaSDUCB
 from metasd_sim.rewards import BlockEfficiency
@@ -582,3 +585,15 @@ def test_truth_of_the_stationary_model_by_hand():
 def test_bad_laws_are_refused(arguments, words):
     with refuses(*words):
         StationaryEnvironment(**{"alphas": [0.5, 0.6], **arguments})
+
+
+def test_expected_rounds_of_long_budgets_in_any_order():
+    # alpha 1/2, one draft token: 1 or 2 tokens a round, E(B) = 1 + E(B - 1) / 2 + E(B - 2) / 2 with E(1) = 1 and
+    # E(2) = 3/2, so E(B) = 2 B / 3 + (2 / 9) (1 - (-1/2)^B); at ten million within 1e-9 of that, relatively
+    budgets = np.array([2, 10_000_000, 1, 7, 7])
+    tracemalloc.start()
+    rounds = stationary_rounds(np.array([0.5, 0.5]), budgets)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_allclose(rounds, 2 * budgets / 3 + 2 / 9 * (1 - (-0.5) ** budgets), rtol=1e-9)
+    assert peak < 1e5  # bytes

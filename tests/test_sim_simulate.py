@@ -1,5 +1,7 @@
 """The loop: what it counts, when it stops, and what it tells the policy and the environment."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -422,3 +424,15 @@ def test_carry_over_is_a_share(text, share):
 def test_other_carry_overs_are_refused(text):
     with refuses("carry_over", repr(text)):
         parse_carry_over(text)
+
+
+def test_memory_does_not_grow_with_the_budget():
+    def peak(budget):
+        tracemalloc.start()
+        simulate(MetaSDUCB(BlockEfficiency()), StationaryEnvironment([0.9, 0.5], 9), budget, runs=3)
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used
+
+    peak(100)  # what is made once, at the first use
+    assert abs(peak(20_000) - peak(1_000)) < 20_000  # bytes, for thousands of rounds

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from scipy.special import betainc, betaincinv
 
 from ..errors import InputError
-from ..rounds import BoolArray, FloatArray, IntArray
+from ..rounds import BoolArray, FloatArray, IntArray, view_of
 from .base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP
 
 OVERLAPS = ("beta", "bernoulli", "constant")
@@ -139,7 +139,7 @@ class RoundLaw:
         drafted = self.lengths[arms]
         if not self._with_overlaps and self.is_geometric:
             # P(E / -ln alpha >= k) = alpha^k for a standard exponential E
-            exponential = self._rng.standard_exponential(self._rows)[rows]
+            exponential = self._rng.standard_exponential(self._rows)[view_of(rows, self._rows)]
             return drafted, np.minimum(exponential * self._scale[segment, arms], drafted).astype(np.int64), None, None
         uniform = self._rng.random(self._rows)[rows, None]
         if not self._with_overlaps:

@@ -59,3 +59,20 @@ def expected_rounds(
         if start >= longest:
             break
     return out[0], out[1]
+
+
+def stationary_rounds(law: FloatArray, budgets: IntArray) -> FloatArray:
+    """`E tau(B) = 1 + sum_n P(N = n) E tau(B - n - 1)`, and 0 for B <= 0; law [gamma + 1], budgets [b] -> [b].
+
+    One step of the recurrence is a matrix without negative entries: its powers lose no digits to cancellation,
+    and a long budget takes neither time nor memory.
+    """
+    depth = len(law)
+    step = np.eye(depth + 1, k=-1)  # acts on (E tau(B), ..., E tau(B - gamma), 1)
+    step[0], step[-1] = [*law, 1.0], [*np.zeros(depth), 1.0]
+    state, reached = np.eye(depth + 1)[-1], 0
+    rounds = np.empty(len(budgets))
+    for b in np.argsort(budgets):
+        state = np.linalg.matrix_power(step, int(budgets[b]) - reached) @ state
+        rounds[b], reached = state[0], int(budgets[b])
+    return rounds

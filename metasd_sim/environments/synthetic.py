@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from .. import acceptance
 from ..costs import CostModel, RoundClock
 from ..errors import InputError
-from ..rounds import BoolArray, FloatArray, IntArray, Rounds
+from ..rounds import BoolArray, FloatArray, IntArray, Rounds, view_of
 from .base import (
     BLOCK_OVERLAP,
     EVERY_ARM,
@@ -21,7 +21,7 @@ from .base import (
     FixedArms,
 )
 from .laws import OVERLAPS, RoundLaw, beta_atoms
-from .renewal import expected_rounds
+from .renewal import stationary_rounds
 
 
 class SyntheticEnvironment:
@@ -52,9 +52,10 @@ class SyntheticEnvironment:
         self.law.reset(rows, rng, needs)
 
     def observe(self, rows: IntArray) -> Context:
-        context = Context(query=np.zeros(len(rows), dtype=np.int64), new_query=self._fresh[rows])
+        view = view_of(rows, len(self._fresh))
+        context = Context(query=np.zeros(len(rows), dtype=np.int64), new_query=self._fresh[view].copy())
         context.truth = lambda scope, objective: self.truth(rows, scope, objective)
-        self._fresh[rows] = False
+        self._fresh[view] = False
         return context
 
     def _segment(self, rows: IntArray) -> IntArray | int:
@@ -154,15 +155,12 @@ class StationaryEnvironment(SyntheticEnvironment):
         return self.law.tokens[0]
 
     def fixed_arms(self, budgets: IntArray) -> FixedArms:
-        """E tau(B) = sum_{t < B} v(t); seconds by Wald's identity."""
+        """Seconds by Wald's identity."""
+        rounds = np.stack([stationary_rounds(law, np.asarray(budgets)) for law in self.law.pmf()[0]], axis=1)
         price = self.seconds_per_round()
-        free = np.zeros(len(self.arms))
-        rounds, seconds = expected_rounds(
-            [(np.inf, self.law.pmf()[0], free if price is None else price)], np.asarray(budgets)
-        )
         if self.costs is None or price is None:
             return FixedArms(rounds, tokens_per_round=self.tokens_per_round())
-        return FixedArms(rounds, seconds, self.tokens_per_round(), plain=self.costs.plain)
+        return FixedArms(rounds, rounds * price, self.tokens_per_round(), plain=self.costs.plain)
 
 
 def arm_names(alphas: FloatArray) -> tuple[str, ...]:

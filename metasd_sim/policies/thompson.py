@@ -8,7 +8,7 @@ from scipy.special import betaincinv, gammaincinv
 from ..errors import InputError
 from ..rewards import AcceptanceTrials, Reward, VerifiedFractions
 from ..rounds import FloatArray, IntArray
-from .base import TINY, IndexPolicy
+from .base import TINY, IndexPolicy, active
 
 
 def gamma_draws(shape: FloatArray, normal: FloatArray, uniform: FloatArray) -> FloatArray:
@@ -63,7 +63,7 @@ class Thompson(IndexPolicy):
         normal, uniform = self.rng.standard_normal((2, arms, total)), self.rng.random((2, arms, total))
         if not isinstance(rows, slice):
             normal, uniform = normal[:, :, rows], uniform[:, :, rows]
-        value, weight = self.value[rows].T, self.weight[rows].T
+        value, weight = active(self.value, rows).T, active(self.weight, rows).T
         shape = np.empty(normal.shape)  # [2, arms, n]
         np.add(value, self.prior[0], out=shape[0])
         # recorded overlaps may be rounded up to a little more than 1

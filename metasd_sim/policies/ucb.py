@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import InputError
 from ..rewards import BlendedAcceptance, Reward, TokensPerRound
 from ..rounds import FloatArray, IntArray, Rounds
-from .base import TINY, IndexPolicy
+from .base import TINY, IndexPolicy, active
 
 
 class MetaSDUCB(IndexPolicy):
@@ -38,8 +38,10 @@ class MetaSDUCB(IndexPolicy):
 
     def index(self, rows: IntArray | slice) -> FloatArray:
         mean, samples = self.estimates(rows)
-        log_t = np.log(self.pulls[rows].sum(axis=1) + 1)
-        return mean + self.width * np.sqrt(2 * log_t[:, None] / samples)
+        log_t = np.log(active(self.pulls, rows).sum(axis=1) + 1)
+        width = self.width * np.sqrt(2 * log_t)  # [n]
+        mean += width[:, None] / np.sqrt(samples)
+        return mean
 
     def __str__(self) -> str:
         return self.spec("metasd-ucb", reward=self.reward.name, beta=self.beta)
