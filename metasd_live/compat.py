@@ -88,3 +88,17 @@ def select_slots(cache: DynamicCache, slots: torch.Tensor) -> None:
             whole = getattr(layer, name)  # [rows, heads, slots, head size]
             at = slots[:, None, :, None].to(whole.device).expand(-1, whole.shape[1], -1, whole.shape[3])
             setattr(layer, name, whole.gather(2, at))
+
+
+@torch.inference_mode()
+def check_plain_head(model: Any, name: str) -> None:
+    """Refuses models that do more than a product between their body's last hidden state and the logits."""
+    ids = torch.arange(3, device=model.device)[None]
+    logits = model(ids, use_cache=False).logits.float()
+    head = model.get_output_embeddings()
+    plain = head(model.base_model(ids, use_cache=False).last_hidden_state).float()
+    if not torch.allclose(plain, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
+        raise InputError(
+            f"{name}: expected a model whose logits are a product of its last hidden state, found type "
+            f"{model.config.model_type}, which changes them; leave the reduced vocabulary out"
+        )

@@ -166,6 +166,7 @@ class LiveEnvironment:
             horizon=np.full(len(rows), self.max_new_tokens),
         )
 
+    @torch.inference_mode()
     def step(self, rows: IntArray, arms: IntArray) -> Rounds:
         n = len(rows)
         overlap = np.full((n, self.max_draft), np.nan) if {OVERLAP, BLOCK_OVERLAP} & self.needs else None

@@ -15,18 +15,22 @@ from torch import nn
 MOST_ROWS = 32
 
 
-def _forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`x W^T + b`; x [..., d], weight [out, d] -> [..., out]."""
     rows = x.shape[:-1].numel()
-    weight = self.weight
     if not 0 < rows <= MOST_ROWS or x.dtype != torch.float32 or x.device.type != "cpu" or torch.is_grad_enabled():
-        return nn.functional.linear(x, weight, self.bias)
+        return nn.functional.linear(x, weight, bias)
     flat = x.reshape(rows, -1)
     if rows == 1:
         flat = flat.repeat(2, 1)
     y = (weight @ flat.T).T[:rows].contiguous()
-    if self.bias is not None:
-        y += self.bias
+    if bias is not None:
+        y += bias
     return y.reshape(*x.shape[:-1], -1)
+
+
+def _forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return product(x, self.weight, self.bias)
 
 
 def speed_up(model: Any) -> None:

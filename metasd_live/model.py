@@ -105,6 +105,15 @@ class CausalModel:
         """Logits that follow each of `ids`, or the last `keep` of them; all are cached: [len(ids), vocab], float32."""
         return self._pass(state, ids, logits_to_keep=keep).float()
 
+    @torch.inference_mode()
+    def hidden(self, state: ModelState, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """What the head would turn into the last `keep` logits of `forward`: [keep, d]."""
+        arguments = {self._names["cache"]: state.cache, "use_cache": True}
+        body = self.model.base_model
+        rows: torch.Tensor = body(torch.tensor([list(ids)], device=self.device), **arguments).last_hidden_state[0]
+        state.length += len(ids)
+        return rows[-keep:]
+
     def rollback(self, state: ModelState, tokens: int) -> None:
         """Forgets the last `tokens` cached tokens."""
         if not 0 <= tokens <= state.length:

@@ -16,6 +16,7 @@ from metasd_sim.traces import Trace
 
 from .decode import Generation, decode
 from .drafters import DRAFT_LENGTH, Arm, ArmSpec, build_arms, parse_arm
+from .ending import Ending
 from .prompts import Prompt
 from .record import Recorder
 from .sampling import make_rule
@@ -36,7 +37,7 @@ class MultiDrafterOutput:
     rounds: list[list[dict[str, Any]]]
     generations: list[Generation]
     retired: dict[str, str]  # arms whose drafter failed, and how
-    _recorder: Recorder = field(repr=False)
+    _recorder: Callable[[], Recorder] = field(repr=False)
     _prompts: list[list[int]] = field(repr=False)
 
     def trace(self) -> Trace:
@@ -44,7 +45,7 @@ class MultiDrafterOutput:
 
         The log knows the arms that played only; the others are scored here, one pass of the target over each text.
         """
-        recorder = self._recorder
+        recorder = self._recorder()
         parts = []
         for generation, ids in zip(self.generations, self._prompts, strict=True):
             prompt = Prompt(generation.id, " ".join(map(str, ids)))
@@ -157,7 +158,7 @@ class MultiDrafter:
         )
         eos: Collection[int] | None = [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
         stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or ())
-        recorder = Recorder(self.target, self.arms, max_new_tokens, rule, False, seed, eos=eos, stop_strings=stops)
+        ending = Ending.of(self.target, eos, stops)
         if streamer is not None:
             streamer.put(torch.tensor(prompts))
         retired: dict[int, str] = {}
@@ -183,14 +184,16 @@ class MultiDrafter:
         self._played = True
         if streamer is not None:
             streamer.end()
-        padding = min(recorder.ending.eos, default=0) if pad_token_id is None else pad_token_id
+        padding = min(ending.eos, default=0) if pad_token_id is None else pad_token_id
         return MultiDrafterOutput(
             sequences=_padded(prompts, [g.token_ids for g in generations], inputs, input_ids, padding),
             texts=[g.text for g in generations],
             rounds=[g.rounds for g in generations],
             generations=generations,
             retired={self.arms[arm].name: reason for arm, reason in retired.items()},
-            _recorder=recorder,
+            _recorder=lambda: Recorder(
+                self.target, self.arms, max_new_tokens, rule, False, seed, eos=eos, stop_strings=stops
+            ),
             _prompts=prompts,
         )
 

@@ -61,6 +61,12 @@ class Recorder:
                 f"blocks: expected drafters whose law does not depend on where a round starts, found "
                 f"{', '.join(white)}; record without --blocks"
             )
+        remembering = [arm.name for arm in self.arms if getattr(arm.drafter, "remembers", False)]
+        if remembering:
+            raise InputError(
+                f"drafter: expected drafters that start afresh with each prompt, found {', '.join(remembering)}, which "
+                f"remembers earlier texts: its drafts depend on their order and do not replay; use suffix"
+            )
         check_processors(self.rule, self.target.vocab_size)
 
     @cached_property
@@ -133,6 +139,7 @@ class Recorder:
             **columns,
         )
 
+    @torch.inference_mode()
     def _decode(self, query: int, prompt: list[int], known: list[int] | None = None) -> dict[str, Any]:
         """Plain decoding, or the `known` text; every arm drafts everywhere, and is followed while the text agrees.
 

@@ -1,7 +1,8 @@
 """Drafters by name.
 
-SPEC = lookup | ngram:FILE | model:DIR | layers:K | none | chain(SPEC,SPEC,...), each with an optional draft length:
-lookup@5
+SPEC = lookup | suffix | suffix:all | ngram:FILE | model:DIR | layers:K | eagle:DIR | medusa:DIR | none |
+       chain(SPEC,SPEC,...), each with an optional draft length: lookup@5; those with a model also with a reduced
+       vocabulary: layers:26,vocabulary=FILE@4
 ARM  = SPEC | NAME=SPEC
 """
 
@@ -18,9 +19,13 @@ from metasd_sim.errors import InputError
 from .base import Draft, Drafter, DraftStream
 from .causal import load_causal, skip_layers
 from .chain import Chain
+from .eagle import load_eagle
+from .head import read_vocabulary
 from .lookup import PromptLookup
+from .medusa import load_medusa
 from .ngram import Ngram, read_ngram
 from .none import NoDraft
+from .suffix import SuffixLookup
 
 if TYPE_CHECKING:
     from ..target import Target
@@ -51,15 +56,20 @@ class DrafterSpec:
     argument: str = ""
     parts: tuple[DrafterSpec, ...] = ()
     length: int | None = None
+    vocabulary: str = ""  # file
 
     def build(self, target: Target) -> Drafter:
         return DRAFTERS[self.kind](self, target)
 
+    def frequent(self, target: Target) -> list[int] | None:
+        return read_vocabulary(self.vocabulary, target.tokenizer_hash) if self.vocabulary else None
+
     def files(self) -> list[str]:
         """Files that this drafter reads."""
         own = [self.argument] if self.kind == "ngram" else []
-        if self.kind == "model":
+        if self.kind in ("model", "eagle", "medusa"):
             own = [str(path) for path in sorted(Path(self.argument).glob("*.safetensors"))]
+        own += [self.vocabulary] if self.vocabulary else []
         return own + [file for part in self.parts for file in part.files()]
 
 
@@ -116,25 +126,39 @@ def _chain(spec: DrafterSpec, target: Target) -> Drafter:
     sampled = [drafter.name for drafter, _ in parts if not drafter.point_mass]
     if sampled:
         raise InputError(f"drafter: expected a chain of drafters without a model, found {', '.join(sampled)} in one")
+    if any(getattr(drafter, "remembers", False) for drafter, _ in parts):
+        raise InputError("drafter: expected a chain of drafters that start afresh, found suffix:all in one; use suffix")
     return Chain(parts, spec.text)
 
 
 def _layers(spec: DrafterSpec, target: Target) -> Drafter:
     if not spec.argument.isdecimal():
         raise InputError(f"drafter: expected layers:K with a number of layers, found {spec.text!r}")
-    return skip_layers(int(spec.argument), spec.text, target)
+    return skip_layers(int(spec.argument), spec.text, target, spec.frequent(target))
+
+
+def _suffix(spec: DrafterSpec, target: Target) -> Drafter:
+    if spec.argument not in ("", "all"):
+        raise InputError(f"drafter: expected suffix, or suffix:all for earlier texts too; found {spec.text!r}")
+    return SuffixLookup(remember=spec.argument == "all")
 
 
 DRAFTERS: dict[str, Callable[[DrafterSpec, Target], Drafter]] = {
     "lookup": _plain(PromptLookup),
     "ngram": _ngram,
-    "model": lambda spec, target: load_causal(spec.argument, spec.text, target),
+    "model": lambda spec, target: load_causal(spec.argument, spec.text, target, spec.frequent(target)),
+    "eagle": lambda spec, target: load_eagle(spec.argument, spec.text, target, spec.frequent(target)),  # type: ignore
+    "medusa": lambda spec, target: load_medusa(spec.argument, spec.text, target, spec.frequent(target)),  # type: ignore
+    "suffix": _suffix,
     "layers": _layers,
     "none": _plain(NoDraft),
     "chain": _chain,
 }
-_ARGUMENT = {"lookup": False, "ngram": True, "model": True, "layers": True, "none": False}  # whether :ARGUMENT follows
-_KNOWN = "lookup, ngram:FILE, model:DIR, layers:K, none, chain(SPEC,SPEC,...)"
+# whether :ARGUMENT follows; None: it may
+_ARGUMENT = {"lookup": False, "suffix": None, "ngram": True, "model": True, "layers": True, "none": False}
+_ARGUMENT |= {"eagle": True, "medusa": True}
+_NEURAL = ("model", "layers", "eagle", "medusa")
+_KNOWN = "lookup, suffix, ngram:FILE, model:DIR, layers:K, eagle:DIR, medusa:DIR, none, chain(SPEC,SPEC,...)"
 
 
 def parse_arm(text: str) -> ArmSpec:
@@ -151,10 +175,14 @@ def _parse(text: str) -> DrafterSpec:
     if body.startswith("chain(") and body.endswith(")"):
         parts = tuple(_parse(part) for part in _split(body[len("chain(") : -1]))
         return DrafterSpec(body, "chain", parts=parts, length=length)
-    kind, colon, argument = body.partition(":")
-    if kind not in _ARGUMENT or (bool(colon), bool(argument)) != (_ARGUMENT[kind],) * 2:
+    spec, comma, vocabulary = body.partition(",vocabulary=")
+    kind, colon, argument = spec.partition(":")
+    wanted = _ARGUMENT.get(kind)
+    if kind not in _ARGUMENT or bool(colon) != bool(argument) or (wanted is not None and bool(colon) != wanted):
         raise InputError(f"drafter: expected {_KNOWN}, each with @LENGTH if you like; found {text!r}")
-    return DrafterSpec(body, kind, argument, length=length)
+    if comma and (not vocabulary or kind not in _NEURAL):
+        raise InputError(f"drafter: expected a drafter with a model before ,vocabulary=FILE; found {text!r}")
+    return DrafterSpec(body, kind, argument, length=length, vocabulary=vocabulary)
 
 
 def _split(text: str) -> list[str]:
@@ -185,5 +213,9 @@ def build_arms(specs: Sequence[ArmSpec], target: Target, draft_length: int = DRA
 
 
 def _build_arm(name: str, spec: DrafterSpec, target: Target, draft_length: int) -> Arm:
+    drafter = spec.build(target)
     length = 0 if spec.kind == "none" else spec.length or draft_length
-    return Arm(name, spec.build(target), length, tuple(spec.files()))
+    longest = getattr(drafter, "longest_draft", length)
+    if spec.length and spec.length > longest:
+        raise InputError(f"{spec.text}: expected a draft length of at most {longest}, its heads; found {spec.length}")
+    return Arm(name, drafter, min(length, longest), tuple(spec.files()))

@@ -15,22 +15,24 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from metasd_sim.errors import InputError
 
+from ..compat import check_plain_head
 from ..model import CausalModel
 from .base import Draft
+from .head import UNSEEN, DraftHead, Logits
 
 if TYPE_CHECKING:
     from ..target import Target
     from ..verify import TextRule
 
 VOCABULARY = "metasd_vocabulary.safetensors"  # target ids of a reduced vocabulary's tokens, in its order
-UNSEEN = -torch.inf  # logit of target tokens that the drafter does not know
 
 
 class CausalDrafter:
     """A causal model of the target's tokenizer.
 
     With a reduced vocabulary its token `i` is the target's `known[i]`; one more id, the last, stands for all others.
-    A `padded` one has the same tokens, with rows past them in its matrices or the target's.
+    A `padded` one has the same tokens, with rows past them in its matrices or the target's. Its head may be cut to the
+    `frequent` tokens and those of the prompt.
     """
 
     point_mass = False
@@ -42,6 +44,7 @@ class CausalDrafter:
         vocab_size: int,
         known: Sequence[int] | None = None,
         padded: bool = False,
+        frequent: Sequence[int] | None = None,
     ) -> None:
         self.model, self.name, self.vocab_size = model, name, vocab_size
         size = vocab_size if known is None else len(known) + 1
@@ -51,7 +54,13 @@ class CausalDrafter:
                 f"drafters with another vocabulary than the target's are not supported"
             )
         self.max_length = model.max_length
-        self.known = self.to_own = None
+        self.known = self.to_own = self.head = None
+        if frequent is not None:
+            if known is not None:
+                raise InputError(f"{name}: expected a model with the whole vocabulary, found a reduced one already")
+            check_plain_head(model.model, name)
+            head = model.model.get_output_embeddings()
+            self.head = DraftHead(head.weight, head.bias, vocab_size, frequent)
         if known is not None:
             self.known = torch.tensor(list(known), device=model.device)
             own = np.full(vocab_size, len(known))
@@ -71,9 +80,11 @@ class CausalStream:
         self.drafter = drafter
         self.read: list[int] = []  # tokens in the cache
         self.state = drafter.model.prefill([])
+        self.logits_of: Logits | None = None
 
     def prefill(self, prompt: Sequence[int]) -> None:
         self.state = self.drafter.model.prefill(self._own(prompt))
+        self.logits_of = None if self.drafter.head is None else self.drafter.head.open(prompt)
         self.read = list(prompt[:-1])
 
     def draft(self, context: Sequence[int], limit: int, rule: TextRule, position: int) -> Draft:
@@ -104,6 +115,8 @@ class CausalStream:
 
     def _forward(self, tokens: Sequence[int], count: int = 1) -> torch.Tensor:
         self.read.extend(tokens)
+        if self.logits_of is not None:
+            return self.logits_of(self.drafter.model.hidden(self.state, self._own(tokens), count))
         logits = self.drafter.model.forward(self.state, self._own(tokens), keep=count)
         known, size = self.drafter.known, self.drafter.vocab_size
         if known is None and logits.shape[1] >= size:
@@ -122,7 +135,7 @@ class CausalStream:
         return [to_own[token] for token in tokens]
 
 
-def load_causal(folder: str, name: str, target: Target) -> CausalDrafter:
+def load_causal(folder: str, name: str, target: Target, frequent: Sequence[int] | None = None) -> CausalDrafter:
     """`model:DIR`: a model of transformers, with a reduced vocabulary if `metasd-live train causal` wrote it."""
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=target.dtype).to(target.device)
@@ -142,7 +155,7 @@ def load_causal(folder: str, name: str, target: Target) -> CausalDrafter:
     elif (Path(folder) / "tokenizer_config.json").is_file():
         _check_tokens(AutoTokenizer.from_pretrained(folder), target.tokenizer, name)
         padded = True
-    return CausalDrafter(CausalModel(model, name), name, target.vocab_size, known, padded)
+    return CausalDrafter(CausalModel(model, name), name, target.vocab_size, known, padded, frequent)
 
 
 def _check_tokens(own: Any, target: Any, name: str) -> None:
@@ -156,7 +169,7 @@ def _check_tokens(own: Any, target: Any, name: str) -> None:
             )
 
 
-def skip_layers(layers: int, name: str, target: Target) -> CausalDrafter:
+def skip_layers(layers: int, name: str, target: Target, frequent: Sequence[int] | None = None) -> CausalDrafter:
     """`layers:K`: the target's first K layers, its norm and its head, sharing the target's weights."""
     config = target.model.config.get_text_config()
     if not 1 <= layers < config.num_hidden_layers:
@@ -171,7 +184,7 @@ def skip_layers(layers: int, name: str, target: Target) -> CausalDrafter:
     model.config.num_hidden_layers = layers
     if getattr(model.config, "layer_types", None):
         model.config.layer_types = model.config.layer_types[:layers]
-    return CausalDrafter(CausalModel(model, name), name, target.vocab_size)
+    return CausalDrafter(CausalModel(model, name), name, target.vocab_size, frequent=frequent)
 
 
 def _shallow_copy(module: Any) -> Any:

@@ -1,0 +1,81 @@
+"""A drafter's head, over the target's whole vocabulary or a reduced one: it dominates what a small drafter costs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import torch
+
+from metasd_sim.errors import InputError
+from metasd_sim.files import write_atomically
+
+from ..linear import product
+
+UNSEEN = -torch.inf  # logit of tokens that a drafter cannot propose
+Logits = Callable[[torch.Tensor], torch.Tensor]  # [n, d] -> [n, vocab], float32
+
+
+class DraftHead:
+    """`weight h + bias` of every token, or of the `frequent` ones and the prompt's; the others get `UNSEEN`."""
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        vocab_size: int,
+        frequent: Sequence[int] | None = None,
+    ) -> None:
+        self.weight, self.bias, self.vocab_size = weight, bias, vocab_size
+        self.frequent = None if frequent is None else np.unique(np.asarray(frequent, dtype=np.int64))
+
+    @torch.inference_mode()
+    def open(self, prompt: Sequence[int]) -> Logits:
+        """The head for one prompt's text."""
+        weight, bias, size, known = self.weight, self.bias, self.vocab_size, None
+        if self.frequent is not None:
+            tokens = np.union1d(self.frequent, np.asarray(prompt, dtype=np.int64))
+            known = torch.from_numpy(tokens).to(weight.device)
+            weight, bias = weight[known], None if bias is None else bias[known]
+
+        @torch.inference_mode()
+        def logits(hidden: torch.Tensor) -> torch.Tensor:
+            rows = product(hidden, weight, bias).float()
+            return _widen(rows[:, :size] if known is None else rows, known, size)
+
+        return logits
+
+
+def _widen(logits: torch.Tensor, known: torch.Tensor | None, size: int) -> torch.Tensor:
+    if known is None and logits.shape[1] == size:
+        return logits
+    wide = logits.new_full((len(logits), size), UNSEEN)
+    if known is None:
+        wide[:, : logits.shape[1]] = logits
+    else:
+        wide[:, known] = logits
+    return wide
+
+
+def write_vocabulary(known: Sequence[int], tokenizer_hash: str, path: str | os.PathLike[str], force: bool) -> None:
+    """Token ids, the most frequent first."""
+    tensors = {"known": np.asarray(known, dtype=np.int64)}
+    write_atomically(path, safetensors.numpy.save(tensors, metadata={"tokenizer": tokenizer_hash}), force)
+
+
+def read_vocabulary(path: str | os.PathLike[str], tokenizer_hash: str) -> list[int]:
+    if not Path(path).is_file():
+        raise InputError(f"{path}: expected a vocabulary, found no such file; make one with train vocabulary")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            known: list[int] = file.get_tensor("known").tolist()
+            found = (file.metadata() or {}).get("tokenizer")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path}: expected a vocabulary of metasd-live train, found another file ({error})") from None
+    if found != tokenizer_hash:
+        raise InputError(f"{path}: expected a vocabulary of the target's tokenizer, found another's; make a new one")
+    return known
