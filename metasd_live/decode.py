@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from metasd_sim.environments.base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, Context, FixedArms
+from metasd_sim.environments.base import BLOCK_OVERLAP, EVERY_ARM, FEATURES, OVERLAP, SECONDS, Context, FixedArms
 from metasd_sim.errors import InputError
 from metasd_sim.policies.base import Policy
 from metasd_sim.rounds import BoolArray, FloatArray, IntArray, Rounds
@@ -22,7 +22,7 @@ from .drafters import Arm, Draft, DraftStream, longest_draft
 from .drafters.base import LawStream, StartLawStream, checked, open_stream
 from .ending import Ending
 from .model import Features, ModelState
-from .prompts import Prompt
+from .prompts import Prompt, prompt_features
 from .sampling import check_processors
 from .target import Target
 from .verify import Rule, TextRule, Verdict, clip, overlaps
@@ -102,6 +102,7 @@ class LiveEnvironment:
         draft_up_to: int | None = None,
         parallel: bool = False,
         first_prompt: int = 0,
+        features: FloatArray | None = None,
         on_text: Callable[[int, list[int]], None] | None = None,
     ) -> None:
         if max_new_tokens < 1:
@@ -133,12 +134,16 @@ class LiveEnvironment:
             yes and (draft_up_to is None or len(prompt) <= draft_up_to)
             for yes, prompt in zip(wanted, prompts, strict=True)
         ]
+        if features is not None and len(features) != len(prompts):
+            raise InputError(f"features: expected a row for each of {len(prompts)} prompts, found {len(features)}")
+        self.features = features  # [prompts, d], for policies that read them
         self.first_prompt = first_prompt  # number of the first prompt among all, which gives each its randomness
         self.on_text = on_text
         self.retired: dict[int, str] = {}  # arm -> what its drafter did
         # under the Gumbel rule what a rejected branch shows would tell of noise that is still to come
         whole_block = set() if self.rule.verification == "gumbel" else {BLOCK_OVERLAP}
-        self.gives = frozenset({OVERLAP, SECONDS, EVERY_ARM} | whole_block)
+        told = set() if features is None else {FEATURES}
+        self.gives = frozenset({OVERLAP, SECONDS, EVERY_ARM} | whole_block | told)
 
     def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
         if self.parallel and rows != len(self.prompts):
@@ -159,11 +164,13 @@ class LiveEnvironment:
         able = np.array([self._able(row) for row in rows.tolist()])
         self._idle: BoolArray = ~np.array(able.any(axis=1))  # these rounds draft nothing, whatever arm is named
         able[self._idle] = True
+        query = np.array([len(self.texts[row]) - 1 for row in rows])
         return Context(
-            query=np.array([len(self.texts[row]) - 1 for row in rows]),
+            query=query,
             new_query=np.array([not self.texts[row][-1].rounds for row in rows]),
             eligible=None if able.all() else able,
             horizon=np.full(len(rows), self.max_new_tokens),
+            features=None if self.features is None else self.features[rows if self.parallel else query],
         )
 
     @torch.inference_mode()
@@ -476,8 +483,13 @@ def generate(
 ) -> list[Generation]:
     """Decodes the prompts; `policy` picks the arm of each round. `options` are those of `decode`."""
     encoded = [target.encode(prompt.text, chat_template) for prompt in prompts]
-    ids = [prompt.id for prompt in prompts]
-    return decode(target, arms, encoded, policy, max_new_tokens, rule, carry_over, seed, on_round, ids=ids, **options)
+    options |= {"ids": [prompt.id for prompt in prompts], "features": features_of([prompt.text for prompt in prompts])}
+    return decode(target, arms, encoded, policy, max_new_tokens, rule, carry_over, seed, on_round, **options)
+
+
+def features_of(texts: Sequence[str]) -> FloatArray:
+    """`prompt_features` of each; [texts, d]."""
+    return np.array([prompt_features(text)[1] for text in texts])
 
 
 def decode(
@@ -496,6 +508,7 @@ def decode(
     fresh_policy: bool = True,
     drafting: bool | Sequence[bool] = True,
     retired: dict[int, str] | None = None,
+    features: FloatArray | None = None,
     **options: Any,
 ) -> list[Generation]:
     """Decodes prompts given as token ids, `batch_size` of them at once, each with a bandit of its own.
@@ -523,6 +536,7 @@ def decode(
             parallel=parallel,
             first_prompt=first,
             drafting=wanted[first : first + step],
+            features=None if features is None else features[first : first + step],
             **options,
         )
         environment.retired = retired  # for good: the next prompts do without them too

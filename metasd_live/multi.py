@@ -14,7 +14,7 @@ from metasd_sim.policies import Policy, make_policy
 from metasd_sim.simulate import parse_carry_over
 from metasd_sim.traces import Trace
 
-from .decode import Generation, decode
+from .decode import Generation, decode, features_of
 from .drafters import DRAFT_LENGTH, Arm, ArmSpec, build_arms, parse_arm
 from .ending import Ending
 from .prompts import Prompt
@@ -179,6 +179,7 @@ class MultiDrafter:
             eos=eos,
             stop_strings=stops,
             retired=retired,
+            features=features_of([self.target.decode(ids) for ids in prompts]),
             on_text=None if streamer is None else lambda prompt, tokens: streamer.put(torch.tensor(tokens)),
         )
         self._played = True
