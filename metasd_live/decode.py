@@ -37,6 +37,7 @@ class LiveRound:
     accepted: int
     emitted: int
     missed: int  # tokens emitted since the arm was last current
+    context: int  # tokens before the round, the prompt's and new ones
     seconds: float
     draft_seconds: float
     verify_seconds: float  # the target's pass and the choice of its tokens
@@ -301,6 +302,7 @@ class LiveEnvironment:
                 accepted=verdict.accepted,
                 emitted=len(verdict.emitted),
                 missed=missed[g],
+                context=len(text.context) - len(verdict.emitted),
                 seconds=sum(phases),
                 draft_seconds=phases[0],
                 verify_seconds=phases[1],
