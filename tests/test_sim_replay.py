@@ -293,7 +293,9 @@ def test_seconds_of_a_longer_context():
     trace = make_trace(lengths=(7, 3), arms=2, verification="greedy")
     costs = replace(trace.costs, per_context=0.25)
     trace = replace(
-        trace, costs=costs, queries=tuple(replace(q, prompt_tokens=n) for q, n in zip(trace.queries, (4, 9)))
+        trace,
+        costs=costs,
+        queries=tuple(replace(q, prompt_tokens=n) for q, n in zip(trace.queries, (4, 9), strict=True)),
     )
     environment = ReplayEnvironment(trace)
     fixed = environment.fixed_arms(np.array([10]))
