@@ -205,7 +205,7 @@ class LiveEnvironment:
     def _warm_up(self) -> None:
         """One pass of every width, so that no round pays for what a first pass sets up."""
         state = self.target.prefill(self.prompts[0][:64])
-        for width in range(1, self.max_draft + 2):
+        for width in range(1, min(self.max_draft, self.max_new_tokens) + 2):
             self.target.forward(state, list(self.prompts[0][:1]) * width)
             self.target.rollback(state, width)
 
@@ -309,7 +309,7 @@ class LiveEnvironment:
         text, models = self.texts[row][-1], self._models[row]
         stream = models.streams[arm]
         limit = min(self.live_arms[arm].length, self.max_new_tokens - text.position)
-        if idle or stream is None:
+        if idle or stream is None or not self._may(row, arm):
             return Draft()
         try:
             draft = draft_tokens(stream, text.context, limit, models.rule, text.position, self.ending.eos)
@@ -415,7 +415,10 @@ def first_overlaps(
     n = len(laws)
     if isinstance(stream, LawStream):
         own = rule.laws(rule.process(stream.logits(context, n), context[: len(context) - n], context[-n:]))
-        return overlaps(laws, own, []).double().cpu().numpy()
+        scores = overlaps(laws, own, []).double().cpu().numpy()
+        if not (scores >= 0).all():  # a NaN fails every comparison
+            raise InputError("draft: expected logits that make a law, found others")
+        return scores
     scores = np.zeros(n)
     for j in range(n):
         tokens = stream.draft(context[: len(context) - n + j], 1, rule, position - n + j).tokens
