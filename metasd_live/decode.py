@@ -112,9 +112,7 @@ class LiveEnvironment:
             if not all(0 <= token < target.vocab_size for token in prompt) or not len(prompt):
                 raise InputError(f"prompt: expected token ids below {target.vocab_size}, one at least; found {prompt}")
             target.check_length(len(prompt), max_new_tokens)
-        wanted = [drafting] * len(prompts) if isinstance(drafting, bool) else list(drafting)
-        if len(wanted) != len(prompts):
-            raise InputError(f"drafting: expected a choice for each of {len(prompts)} prompts, found {len(wanted)}")
+        wanted = _choices(drafting, len(prompts))
         if parallel:
             compat.check_rows(target.model, target.name)
         self.target = target
@@ -427,6 +425,14 @@ def first_overlaps(
     return scores
 
 
+def _choices(drafting: bool | Sequence[bool], prompts: int) -> list[bool]:
+    """Whether each prompt's text may be drafted."""
+    wanted = [drafting] * prompts if isinstance(drafting, bool) else list(drafting)
+    if len(wanted) != prompts:
+        raise InputError(f"drafting: expected a choice for each of {prompts} prompts, found {len(wanted)}")
+    return wanted
+
+
 def _first(laws: torch.Tensor | None, count: int) -> torch.Tensor | None:
     return None if laws is None else laws[:count]
 
@@ -494,7 +500,7 @@ def decode(
     if batch_size > 1 and carry_over != "none":
         raise InputError(f"carry over: expected none with several prompts at once, found {carry_over}; batch size 1")
     parallel = batch_size > 1 and len(prompts) > 1
-    wanted = [drafting] * len(prompts) if isinstance(drafting, bool) else list(drafting)
+    wanted = _choices(drafting, len(prompts))
     texts: list[Text] = []
     step = batch_size if parallel else len(prompts)
     retired = {} if retired is None else retired
