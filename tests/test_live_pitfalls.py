@@ -26,8 +26,8 @@ from transformers import (
     RwkvForCausalLM,
 )
 
-from metasd_live import cli, compat
-from metasd_live.compare import first_difference
+from metasd_live import cli, commands, compat
+from metasd_live.compare import Difference, first_difference
 from metasd_live.compare import plain_text as plain_text_of_the_package
 from metasd_live.drafters import Arm, Draft, build_arms, parse_arm
 from metasd_live.drafters.causal import CausalDrafter
@@ -512,3 +512,41 @@ def test_unknown_drafters_and_policies_fail():
     trace = output.trace()
     assert (trace.arms, trace.drafters) == (("layers:1@2",), ("layers:1@2",))
     assert build_arms([parse_arm(trace.drafters[0])], target)[0].length == 2
+
+
+# the same, from the command line
+@pytest.fixture
+def folder(tmp_path):
+    target = tiny_target()
+    target.model.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+CHECK = ["--drafter", "layers:1", "--drafter", "lookup", "--policy", "random", "--max-new-tokens", "20", "--check"]
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--repetition-penalty", "1.3", "--logit-bias", "20:-9"], ["--stop", "w20", "--eos", "3"]]
+)
+def test_generate_checks_its_texts_against_plain_decoding(folder, capsys, options):
+    capsys.readouterr()
+    arguments = ["generate", "--target", folder, *CHECK, *options, "w5 w6"]
+    assert cli.main(arguments) == 0
+    assert "check: 1 of 1 texts equal plain decoding" in capsys.readouterr().out
+    assert cli.main([*arguments, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["difference"] is None
+
+
+def test_generate_tells_near_ties_from_mismatches(folder, capsys, monkeypatch):
+    capsys.readouterr()
+    right = commands.plain_text
+    monkeypatch.setattr(commands, "plain_text", lambda *args: [*right(*args)[:7], 2, 3])
+    arguments = ["generate", "--target", folder, *CHECK, "w5 w6"]
+    assert cli.main(arguments) == 2
+    assert "prompt: a mismatch at new token 7: " in capsys.readouterr().err
+    monkeypatch.setattr(commands, "first_difference", lambda *args: Difference(7, (5, 2), 1e-6, 1e-6))
+    assert cli.main(arguments) == 0
+    assert "prompt: a near-tie at new token 7: 5 against 2, logit margin 1e-06" in capsys.readouterr().out
+    assert cli.main(["generate", "--target", folder, *CHECK, "--temperature", "0.5", "w5"]) == 2
+    assert "--check: expected temperature 0" in capsys.readouterr().err
