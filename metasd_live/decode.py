@@ -240,7 +240,7 @@ class LiveEnvironment:
 
     def _open(self, arm: int, prompt: Sequence[int]) -> DraftStream | None:
         try:
-            return self.live_arms[arm].drafter.open(prompt)
+            return self.live_arms[arm].drafter.open(list(prompt))
         except Exception as error:  # whatever a drafter raises
             self._retire(arm, error)
             return None
@@ -310,7 +310,8 @@ class LiveEnvironment:
         if idle or stream is None or not self._may(row, arm):
             return Draft()
         try:
-            draft = draft_tokens(stream, text.context, limit, models.rule, text.position, self.ending.eos)
+            context = list(text.context)  # a drafter may do with it what it likes
+            draft = draft_tokens(stream, context, limit, models.rule, text.position, self.ending.eos)
             return checked(draft, self.target.vocab_size)
         except Exception as error:  # whatever a drafter raises
             self._retire(arm, error)
@@ -332,7 +333,7 @@ class LiveEnvironment:
         for arm, stream in enumerate(models.streams):
             if self.live_arms[arm].length and stream is not None and self._may(row, arm):
                 try:
-                    scores[arm] = first_overlaps(stream, text.context, laws, models.rule, text.position)
+                    scores[arm] = first_overlaps(stream, list(text.context), laws, models.rule, text.position)
                 except Exception as error:  # whatever a drafter raises
                     self._retire(arm, error)
         models.current = [text.position] * len(self.arms)  # scoring brings every drafter up to date

@@ -315,7 +315,7 @@ def test_counts_add_up_to_the_outputs(options):
         assert generation.seconds == pytest.approx(total)
 
 
-@pytest.mark.parametrize("policy", ["random", "metasd-ucb:reward=trials", "kl-ucb-trials", "thompson-trials"])
+@pytest.mark.parametrize(("policy", "carry_over"), [("thompson-trials", "none"), ("metasd-ucb:reward=trials", "keep")])
 @pytest.mark.parametrize(
     "options",
     [
@@ -325,27 +325,26 @@ def test_counts_add_up_to_the_outputs(options):
         {"logits_processor": [NotTwice()]},
     ],
 )
-def test_replaying_the_trace_gives_the_rounds_again(policy, options):
-    for carry_over in ("none", "keep"):
-        drafter = drafter_of(policy=policy, carry_over=carry_over)
-        output = drafter.generate(PROMPTS, max_new_tokens=LIMIT, seed=6, **options)
-        trace = output.trace()
-        trace.check()
-        assert trace.tokens.tolist() == [token for text in new_tokens(output) for token in text]
-        assert [query.prompt_tokens for query in trace.queries] == [len(prompt) for prompt in PROMPTS]
-        replayed = simulate(
-            make_policy(policy, arms=trace.arms), ReplayEnvironment(trace), seed=6, carry_over=carry_over, history=True
-        ).history
-        expected = [
-            (q, r["arm"], r["drafted"], r["accepted"], r["emitted"])
-            for q, rounds in enumerate(counts(output))
-            for r in rounds
-        ]
-        rounds = replayed.rounds
-        arms = [trace.arms[arm] for arm in rounds.arm]
-        columns = (replayed.query, arms, rounds.drafted, rounds.accepted, rounds.emitted)
-        assert [tuple(row) for row in zip(*columns, strict=True)] == expected
-        assert sum(row[3] for row in expected) > 0
+def test_replaying_the_trace_gives_the_rounds_again(policy, carry_over, options):
+    drafter = drafter_of(policy=policy, carry_over=carry_over)
+    output = drafter.generate(PROMPTS, max_new_tokens=LIMIT, seed=6, **options)
+    trace = output.trace()
+    trace.check()
+    assert trace.tokens.tolist() == [token for text in new_tokens(output) for token in text]
+    assert [query.prompt_tokens for query in trace.queries] == [len(prompt) for prompt in PROMPTS]
+    replayed = simulate(
+        make_policy(policy, arms=trace.arms), ReplayEnvironment(trace), seed=6, carry_over=carry_over, history=True
+    ).history
+    expected = [
+        (q, r["arm"], r["drafted"], r["accepted"], r["emitted"])
+        for q, rounds in enumerate(counts(output))
+        for r in rounds
+    ]
+    rounds = replayed.rounds
+    arms = [trace.arms[arm] for arm in rounds.arm]
+    columns = (replayed.query, arms, rounds.drafted, rounds.accepted, rounds.emitted)
+    assert [tuple(row) for row in zip(*columns, strict=True)] == expected
+    assert sum(row[3] for row in expected) > 0
 
 
 def test_a_trace_is_a_file_with_the_settings(tmp_path):
@@ -505,9 +504,12 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("name", FAILURES)
+OPTIONS = [{"batch_size": 3}, {"do_sample": True, "verification": "gumbel"}, {"do_sample": True}]
+SOME = ("raises", "negative token", "nothing", "laws of NaN", "law without the token")
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"batch_size": 3}, {"do_sample": True, "verification": "gumbel"}, {"do_sample": True}]
+    ("name", "options"), [*((name, {}) for name in FAILURES), *((name, how) for name in SOME for how in OPTIONS)]
 )
 def test_a_drafter_that_fails_is_retired_and_the_output_stays(name, options):
     bad = Bad(FAILURES[name])
@@ -579,6 +581,30 @@ def test_a_drafter_that_fails_where_all_are_scored_is_retired(logits):
         output = MultiDrafter(tiny_target(), arms, "hedge").generate(PROMPTS, max_new_tokens=LIMIT)
     assert list(output.retired) == ["bad"]
     assert new_tokens(output) == TEXTS
+
+
+@pytest.mark.parametrize("policy", ["fixed:0", "hedge"])
+def test_a_drafter_cannot_write_into_the_text(policy):
+    class Scribbler(Bad):
+        def open(self, prompt):
+            prompt.clear()
+            return self
+
+        def draft(self, context, limit, rule, position):
+            context += [9, 9]
+            return Draft([1] * limit)
+
+        def logits(self, context, count):
+            context.pop()
+            return torch.zeros(count, VOCABULARY)
+
+    prompts = [list(prompt) for prompt in PROMPTS]
+    output = MultiDrafter(tiny_target(), [Arm("scribbler", Scribbler(None), 3)], policy).generate(
+        prompts, max_new_tokens=LIMIT
+    )
+    assert new_tokens(output) == TEXTS
+    assert prompts == PROMPTS
+    assert not output.retired
 
 
 def test_a_good_drafter_is_not_retired():
