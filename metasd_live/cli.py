@@ -245,6 +245,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--batch-size", type=count, default=1, metavar="N", help="prompts decoded at once (default: %(default)s)"
     )
     generation.add_argument("--stream", action="store_true", help="print the text as it comes (batch size 1)")
+    generation.add_argument(
+        "--check",
+        action="store_true",
+        help="also decode plainly, and report where greedy texts differ, and by how much",
+    )
     generation.add_argument("--no-draft", action="store_true", help="decode plainly")
     generation.add_argument(
         "--draft-up-to", type=count, metavar="N", help="decode plainly after prompts of more than N tokens"

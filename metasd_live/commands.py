@@ -19,9 +19,11 @@ from metasd_sim.rounds import IntArray, Rounds
 from metasd_sim.simulate import parse_carry_over
 from metasd_sim.traces import Trace
 
+from .compare import Difference, first_difference, plain_text
 from .decode import Generation, generate
 from .drafters import Arm, ArmSpec, build_arms, longest_draft, parse_arm
 from .drafters.ngram import NgramSettings, train_ngram, write_ngram
+from .ending import Ending
 from .outputs import Output, generate_outputs, read_outputs, to_lines
 from .prompts import Prompt, read_prompts
 from .record import Recorder, calibrated, check_out, record
@@ -270,6 +272,8 @@ def _summary(trace: Trace) -> dict[str, Any]:
 def run_generate(arguments: argparse.Namespace) -> None:
     _check_free(arguments.json, force=arguments.force)
     rule = _rule(arguments)
+    if arguments.check and rule.verification != "greedy":
+        raise InputError(f"--check: expected temperature 0, found {rule.temperature:g}; sampled texts differ rightly")
     parse_carry_over(arguments.carry_over)
     specs = [parse_arm(text) for text in arguments.drafter]
     if (arguments.prompt is None) == (not arguments.prompts):
@@ -311,8 +315,42 @@ def run_generate(arguments: argparse.Namespace) -> None:
         )
     if stream is not None:
         print()
-    console.write_json([generation.to_json() for generation in generations], arguments.json, arguments.force)
+    records = [generation.to_json() for generation in generations]
+    checks = _checks(arguments, target, prompts, generations, rule) if arguments.check else []
+    for written, difference in zip(records, checks, strict=False):
+        written["difference"] = None if difference is None else difference.to_json()
+    console.write_json(records, arguments.json, arguments.force)
     _show_generations(generations, arms, arguments.quiet, texts=not arguments.stream)
+    _show_checks(generations, checks, arguments.quiet)
+
+
+def _checks(
+    arguments: argparse.Namespace,
+    target: Target,
+    prompts: Sequence[Prompt],
+    generations: Sequence[Generation],
+    rule: Rule,
+) -> list[Difference | None]:
+    """Where each text leaves the one that transformers writes alone."""
+    ending = Ending.of(target, _eos(arguments), arguments.stop)
+    found = []
+    for prompt, generation in zip(prompts, generations, strict=True):
+        ids = target.encode(prompt.text, not arguments.no_chat_template)
+        plain = plain_text(target, ids, arguments.max_new_tokens, rule, ending)
+        found.append(first_difference(target, ids, generation.token_ids, plain, rule))
+    return found
+
+
+def _show_checks(generations: Sequence[Generation], checks: Sequence[Difference | None], quiet: bool) -> None:
+    """Refuses mismatches; near-ties are no fault."""
+    named = [(g.id, difference) for g, difference in zip(generations, checks, strict=False) if difference is not None]
+    wrong = [f"{name}: {difference}" for name, difference in named if not difference.near_tie]
+    if wrong:
+        raise InputError(f"check: expected the texts of plain decoding, found others: {'; '.join(wrong)}")
+    if checks and not quiet:
+        print(f"check: {len(checks) - len(named)} of {len(checks)} texts equal plain decoding")
+        for name, difference in named:
+            print(f"{name}: {difference}")
 
 
 class _Stream:

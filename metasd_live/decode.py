@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -111,12 +111,9 @@ class LiveEnvironment:
         if not prompts:
             raise InputError("prompts: expected at least one, found none")
         for prompt in prompts:
-            if not all(0 <= token < target.vocab_size for token in prompt) or not len(prompt):
-                raise InputError(f"prompt: expected token ids below {target.vocab_size}, one at least; found {prompt}")
+            check_prompt(prompt, target.vocab_size)
             target.check_length(len(prompt), max_new_tokens)
-        wanted = [drafting] * len(prompts) if isinstance(drafting, bool) else list(drafting)
-        if len(wanted) != len(prompts):
-            raise InputError(f"drafting: expected a choice for each of {len(prompts)} prompts, found {len(wanted)}")
+        wanted = _choices(drafting, len(prompts))
         if parallel:
             compat.check_rows(target.model, target.name)
         self.target = target
@@ -215,7 +212,7 @@ class LiveEnvironment:
     def _warm_up(self) -> None:
         """One pass of every width, so that no round pays for what a first pass sets up."""
         state = self.target.prefill(self.prompts[0][:64])
-        for width in range(1, self.max_draft + 2):
+        for width in range(1, min(self.max_draft, self.max_new_tokens) + 2):
             self.target.forward(state, list(self.prompts[0][:1]) * width)
             self.target.rollback(state, width)
 
@@ -252,7 +249,7 @@ class LiveEnvironment:
 
     def _open(self, row: int, arm: int, prompt: Sequence[int]) -> DraftStream | None:
         try:
-            return open_stream(self.live_arms[arm].drafter, prompt, self._states.features(row))
+            return open_stream(self.live_arms[arm].drafter, list(prompt), self._states.features(row))
         except Exception as error:  # whatever a drafter raises
             self._retire(arm, error)
             return None
@@ -320,10 +317,11 @@ class LiveEnvironment:
         text, models = self.texts[row][-1], self._models[row]
         stream = models.streams[arm]
         limit = min(self.live_arms[arm].length, self.max_new_tokens - text.position)
-        if idle or stream is None:
+        if idle or stream is None or not self._may(row, arm):
             return Draft()
         try:
-            draft = draft_tokens(stream, text.context, limit, models.rule, text.position, self.ending.eos)
+            context = list(text.context)  # a drafter may do with it what it likes
+            draft = draft_tokens(stream, context, limit, models.rule, text.position, self.ending.eos)
             return checked(draft, self.target.vocab_size)
         except Exception as error:  # whatever a drafter raises
             self._retire(arm, error)
@@ -345,7 +343,7 @@ class LiveEnvironment:
         for arm, stream in enumerate(models.streams):
             if self.live_arms[arm].length and stream is not None and self._may(row, arm):
                 try:
-                    scores[arm] = first_overlaps(stream, text.context, laws, models.rule, text.position)
+                    scores[arm] = first_overlaps(stream, list(text.context), laws, models.rule, text.position)
                 except Exception as error:  # whatever a drafter raises
                     self._retire(arm, error)
         models.current = [text.position] * len(self.arms)  # scoring brings every drafter up to date
@@ -417,6 +415,11 @@ class _Batch:
             self.rows = list(rows)
 
 
+def check_prompt(prompt: Sequence[int], vocab_size: int) -> None:
+    if not len(prompt) or not all(0 <= token < vocab_size for token in prompt):
+        raise InputError(f"prompt: expected token ids below {vocab_size}, one at least; found {list(prompt)}")
+
+
 def draft_tokens(
     stream: DraftStream, context: Sequence[int], limit: int, rule: TextRule, position: int, eos: Collection[int]
 ) -> Draft:
@@ -434,7 +437,10 @@ def first_overlaps(
     n = len(laws)
     if isinstance(stream, LawStream):
         own = rule.laws(rule.process(stream.logits(context, n), context[: len(context) - n], context[-n:]))
-        return overlaps(laws, own, []).double().cpu().numpy()
+        scores = overlaps(laws, own, []).double().cpu().numpy()
+        if not (scores >= 0).all():  # a NaN fails every comparison
+            raise InputError("draft: expected logits that make a law, found others")
+        return scores
     scores = np.zeros(n)
     if isinstance(stream, StartLawStream):
         for j in range(n):
@@ -448,6 +454,14 @@ def first_overlaps(
         if tokens:
             scores[j] = float(laws[j, tokens[0]])
     return scores
+
+
+def _choices(drafting: bool | Sequence[bool], prompts: int) -> list[bool]:
+    """Whether each prompt's text may be drafted."""
+    wanted = [drafting] * prompts if isinstance(drafting, bool) else list(drafting)
+    if len(wanted) != prompts:
+        raise InputError(f"drafting: expected a choice for each of {prompts} prompts, found {len(wanted)}")
+    return wanted
 
 
 def _first(laws: torch.Tensor | None, count: int) -> torch.Tensor | None:
@@ -489,7 +503,7 @@ def generate(
     return decode(target, arms, encoded, policy, max_new_tokens, rule, carry_over, seed, on_round, **options)
 
 
-def features_of(texts: Sequence[str]) -> FloatArray:
+def features_of(texts: Iterable[str]) -> FloatArray:
     """`prompt_features` of each; [texts, d]."""
     return np.array([prompt_features(text)[1] for text in texts])
 
@@ -523,7 +537,7 @@ def decode(
     if batch_size > 1 and carry_over != "none":
         raise InputError(f"carry over: expected none with several prompts at once, found {carry_over}; batch size 1")
     parallel = batch_size > 1 and len(prompts) > 1
-    wanted = [drafting] * len(prompts) if isinstance(drafting, bool) else list(drafting)
+    wanted = _choices(drafting, len(prompts))
     texts: list[Text] = []
     step = batch_size if parallel else len(prompts)
     retired = {} if retired is None else retired

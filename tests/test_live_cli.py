@@ -147,7 +147,9 @@ def test_every_option_is_forwarded(call):
 def test_policy_reward_and_carry_over_are_forwarded(call, monkeypatch):
     played = []
     monkeypatch.setattr(
-        commands, "generate", lambda *args: played.append(inspect.signature(generate).bind(*args)) or []
+        commands,
+        "generate",
+        lambda *args, **options: played.append(inspect.signature(generate).bind(*args, **options)) or [],
     )
     options = ("--policy", "metasd-ucb", "--reward", "trials", "--carry-over", "discount:0.5", "--seed", 3)
     assert call("generate", *TARGET, "--drafter", "none", *options, "--quiet", "w5")[0] == 0
@@ -167,7 +169,7 @@ GENERATE = ("generate", *TARGET, "--drafter", "none")
         ((*GENERATE,), ["prompt", "--prompts"]),
         ((*GENERATE, *PROMPTS, "w5"), ["prompt", "both"]),
         ((*GENERATE, "--temperature", "-1", "w5"), ["temperature", "-1"]),
-        ((*GENERATE, "--drafter", "lookingup", "w5"), ["lookingup", "lookup, ngram:FILE, model:DIR, layers:K, none"]),
+        ((*GENERATE, "--drafter", "lookingup", "w5"), ["lookingup", "ngram:FILE, model:DIR, layers:K"]),
         ((*GENERATE, "--policy", "best", "w5"), ["policy", "best"]),
         ((*GENERATE, "--policy", "fixed:lookup", "w5"), ["lookup"]),
         ((*GENERATE, "--reward", "accuracy", "w5"), ["accuracy"]),
@@ -205,3 +207,16 @@ def test_help_has_an_example(capsys, command):
         cli.main([*command, "--help"])
     assert stop.value.code == 0
     assert f"example:\n  metasd-live {' '.join(command)}" in capsys.readouterr().out
+
+
+def test_streamed_text_is_the_text(call):
+    """Prompt by prompt, each under its name, whole however it came in pieces."""
+    options = ("--drafter", "layers:1", "--drafter", "lookup", "--policy", "random", "--max-new-tokens", 9)
+    code, out, err = call("generate", *TARGET, *PROMPTS, "--limit", 2, *options, "--stream", "--quiet")
+    assert (code, err) == (0, "")
+    target = tiny_target()
+    texts = [target.decode(reference_text(target, target.encode(f"w{i + 2} w{i + 3} w{i + 2}"), 9)) for i in range(2)]
+    assert out == f"--- train-0\n{texts[0]}\n--- train-1\n{texts[1]}\n"
+    code, out, err = call("generate", *TARGET, "--drafter", "none", "--stream", "--batch-size", 2, "w5")
+    assert code == 2
+    assert "--stream: expected a batch size of 1" in err
