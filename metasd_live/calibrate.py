@@ -13,7 +13,7 @@ from scipy.optimize import nnls
 
 from metasd_sim.costs import CostModel
 from metasd_sim.errors import InputError
-from metasd_sim.rounds import BoolArray, FloatArray, IntArray
+from metasd_sim.rounds import FloatArray, IntArray
 
 from .decode import LiveEnvironment, LiveRound, Text, draft_tokens
 from .drafters import Arm, Draft, longest_draft
@@ -61,21 +61,19 @@ def measure_costs(
     rounds = [played for text in texts for played in text.rounds]
     context, drafted = (np.array([getattr(played, name) for played in rounds]) for name in ("context", "drafted"))
     verify, whole = (np.array([getattr(played, name) for played in rounds]) for name in ("verify_seconds", "seconds"))
-    per_context = slope_within(drafted, context, verify)
+    # from few rounds the slope is mostly noise: the longest context takes half of the shortest pass at most
+    shortest = min(float(np.median(verify[drafted == n])) for n in range(max_draft + 1))
+    per_context = min(slope_within(drafted, context, verify), shortest / (2 * context.max()))
     drafting = [_draft_seconds(target, rule, arm, texts, max_draft, rng) for arm in arms]
     costs = CostModel(
         draft=np.stack([seconds for seconds, _ in drafting]),
-        verify=np.array([_typical(verify - per_context * context, drafted == n) for n in range(max_draft + 1)]),
+        verify=np.array([np.median((verify - per_context * context)[drafted == n]) for n in range(max_draft + 1)]),
         catch_up=np.array([missed for _, missed in drafting]),
         overhead=median(played.commit_seconds for played in rounds),
-        plain=_typical(whole - per_context * context, drafted == 0),
+        plain=float(np.median((whole - per_context * context)[drafted == 0])),
         per_context=per_context,
     )
     return replace(costs, fit=_fit(costs, target, rule, arms, prompts, repetitions, rng, on_round))
-
-
-def _typical(seconds: FloatArray, chosen: BoolArray) -> float:
-    return max(float(np.median(seconds[chosen])), 0.0)
 
 
 def slope_within(group: IntArray, x: IntArray, y: FloatArray) -> float:

@@ -99,7 +99,8 @@ def test_record_and_its_costs(call):
     code, out, err = call(*record, "--out", "t.safetensors")
     assert (code, out) == (2, "")
     assert "--force" in err
-    code, out, _ = call(*record, "--out", "t.safetensors", "--force", "--json", "-")
+    code, out, err = call(*record, "--out", "t.safetensors", "--force", "--json", "-")
+    assert code == 0, err
     summary = json.loads(out)
     assert (code, summary["queries"], summary["tokens"]) == (0, 4, 40)
     assert set(summary["mean_accepted_by_category"]) == {"code", "qa"}
