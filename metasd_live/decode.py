@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,12 +25,13 @@ from .model import Features, ModelState
 from .prompts import Prompt, prompt_features
 from .sampling import check_processors
 from .target import Target
+from .timing import TimedPolicy
 from .verify import Rule, TextRule, Verdict, clip, overlaps
 
 
 @dataclass(frozen=True)
 class LiveRound:
-    """One round, with the seconds of its phases; `seconds` is the whole of it."""
+    """One round, with the seconds of its phases; `seconds` is the whole of it but for the policy and the loop."""
 
     arm: int
     drafted: int
@@ -42,6 +43,10 @@ class LiveRound:
     draft_seconds: float
     verify_seconds: float  # the target's pass and the choice of its tokens
     commit_seconds: float  # rollback and bookkeeping
+    catch_up_seconds: float = 0.0  # of the drafting: the pass that read missed tokens, and drafts the first new one
+    score_seconds: float = 0.0  # of all arms, for policies that ask for full information
+    policy_seconds: float = 0.0  # outside `seconds`, filled in by `decode`: the policy's calls
+    rest_seconds: float = 0.0  # outside `seconds` too: all else between this round and the next
 
 
 @dataclass
@@ -189,7 +194,9 @@ class LiveEnvironment:
             if every_arm is not None:
                 start = self.target.clock()
                 every_arm[i, :, : one.emitted] = self._score_arms(row, laws[: one.emitted])
-                seconds[i] += self.target.clock() - start
+                scoring = self.target.clock() - start
+                one = replace(one, seconds=one.seconds + scoring, score_seconds=scoring)
+                self.texts[row][-1].rounds[-1] = one
             seconds[i] += one.seconds
             self.done[row] = len(self.texts[row]) == self.queries and self.texts[row][-1].ended
         self._states.keep([row for row in rows.tolist() if not self.done[row]])
@@ -304,6 +311,7 @@ class LiveEnvironment:
                 draft_seconds=phases[0],
                 verify_seconds=phases[1],
                 commit_seconds=phases[2],
+                catch_up_seconds=_read_seconds(models[g].streams[chosen[g]]) if missed[g] and draft.tokens else 0.0,
             )
             text.rounds.append(one)
             shown = {OVERLAP, BLOCK_OVERLAP, EVERY_ARM} & self.needs
@@ -464,6 +472,11 @@ def _choices(drafting: bool | Sequence[bool], prompts: int) -> list[bool]:
     return wanted
 
 
+def _read_seconds(stream: DraftStream | None) -> float:
+    """What the first pass of the last draft took."""
+    return getattr(stream, "read_seconds", 0.0)
+
+
 def _first(laws: torch.Tensor | None, count: int) -> torch.Tensor | None:
     return None if laws is None else laws[:count]
 
@@ -556,8 +569,9 @@ def decode(
             **options,
         )
         environment.retired = retired  # for good: the next prompts do without them too
+        timed = TimedPolicy(policy)
         simulate(
-            policy,
+            timed,
             environment,
             runs=len(chunk) if parallel else 1,
             seed=seed,
@@ -565,6 +579,7 @@ def decode(
             on_round=on_round,
             fresh_policy=fresh_policy,
         )
+        timed.account(environment.texts)
         texts += [row[0] for row in environment.texts] if parallel else environment.texts[0]
     names = [arm.name for arm in arms]
     return [

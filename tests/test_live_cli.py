@@ -113,6 +113,8 @@ def test_generate_a_prompt_and_a_file(call):
     target = tiny_target()
     text = target.decode(reference_text(target, target.encode("w5 w6 w5"), 9))
     assert text in out
+    for part in ("draft", "catch-up", "verify", "policy", "overhead"):  # of a round's time
+        assert part in out
     code, out, _ = call(
         *generate, *PROMPTS, "--limit", 2, "--policy", "kl-ucb-trials", "--carry-over", "keep", "--json", "-"
     )
@@ -202,7 +204,7 @@ def test_errors_are_one_line_and_exit_code_2(call, arguments, words):
         assert word in err
 
 
-@pytest.mark.parametrize("command", [("train", "ngram"), ("record",), ("generate",)])
+@pytest.mark.parametrize("command", [("train", "ngram"), ("record",), ("generate",), ("bench",)])
 def test_help_has_an_example(capsys, command):
     with pytest.raises(SystemExit) as stop:
         cli.main([*command, "--help"])
