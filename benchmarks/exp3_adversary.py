@@ -5,7 +5,7 @@
 `fooling_sequence` fixes beforehand rounds in which whatever the rule plays accepts nothing and every other arm gamma;
 the rule then emits one token a round. It has to know the rule's seed, as its ties are broken at random. That is not
 needed where in the first rounds arm i accepts i tokens: from then on no two indices tie, and any seed plays the same
-arms. With "all" arms alike any arm is as good as another, so that even random play suffers nothing; with "half" the
+arms. With "all" arms alike any arm is as good as another, so that even random play suffers little; with "half" the
 second half of the arms accept nothing later on. The fooled rule sees no difference, but now there is something to
 learn.
 """

@@ -61,6 +61,8 @@ def main() -> None:
             panels[2 * column + 1].plot(counts, seconds, label=spec, **style)
         for ax, what in zip(panels[2 * column :], ("rounds", f"seconds, {PRICES[2]} s a token read"), strict=False):
             ax.set(title=f"{instance}: regret in {what}", xscale="log", yscale="symlog", xlabel="arms")
+            ax.set_ylim(bottom=0)
+            ax.minorticks_off()
             ax.set_xticks(counts, list(map(str, counts)))
     panels[0].legend(fontsize="small")
 
