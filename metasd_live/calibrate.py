@@ -59,17 +59,34 @@ def measure_costs(
     max_draft = longest_draft(arms)
     texts = _play_every_length(target, rule, max_draft, prompts, repetitions, rng, on_round)
     rounds = [played for text in texts for played in text.rounds]
-
-    by_length = [[played for played in rounds if played.drafted == length] for length in range(max_draft + 1)]
+    context, drafted = (np.array([getattr(played, name) for played in rounds]) for name in ("context", "drafted"))
+    verify, whole = (np.array([getattr(played, name) for played in rounds]) for name in ("verify_seconds", "seconds"))
+    # from few rounds the slope is mostly noise: the longest context takes half of the shortest pass at most
+    shortest = min(float(np.median(verify[drafted == n])) for n in range(max_draft + 1))
+    per_context = min(slope_within(drafted, context, verify), shortest / (2 * context.max()))
     drafting = [_draft_seconds(target, rule, arm, texts, max_draft, rng) for arm in arms]
     costs = CostModel(
         draft=np.stack([seconds for seconds, _ in drafting]),
-        verify=np.array([median(played.verify_seconds for played in group) for group in by_length]),
+        verify=np.array([np.median((verify - per_context * context)[drafted == n]) for n in range(max_draft + 1)]),
         catch_up=np.array([missed for _, missed in drafting]),
         overhead=median(played.commit_seconds for played in rounds),
-        plain=median(played.seconds for played in by_length[0]),
+        plain=float(np.median((whole - per_context * context)[drafted == 0])),
+        per_context=per_context,
     )
     return replace(costs, fit=_fit(costs, target, rule, arms, prompts, repetitions, rng, on_round))
+
+
+def slope_within(group: IntArray, x: IntArray, y: FloatArray) -> float:
+    """Common slope of y on x within groups, by least squares without the slowest tenth of each; 0 or larger."""
+    dx, dy = [], []
+    for name in np.unique(group):
+        own = group == name
+        kept = own & (y <= np.quantile(y[own], 0.9))  # a hiccup of the machine is no effect of the context
+        dx.append(x[kept] - x[kept].mean())
+        dy.append(y[kept] - y[kept].mean())
+    across, along = np.concatenate(dx), np.concatenate(dy)
+    spread = float(across @ across)
+    return max(float(across @ along) / spread, 0.0) if spread else 0.0
 
 
 def _play_every_length(
@@ -169,10 +186,10 @@ def _fit(
     for a, arm in enumerate(arms):
         own = [one for one in played if one.arm == a]
         if own:
-            drafted, missed, measured = (
-                np.array([getattr(one, name) for one in own]) for name in ("drafted", "missed", "seconds")
+            drafted, missed, context, measured = (
+                np.array([getattr(one, name) for one in own]) for name in ("drafted", "missed", "context", "seconds")
             )
-            predicted = costs.seconds(np.full(len(own), a), drafted, missed)
+            predicted = costs.seconds(np.full(len(own), a), drafted, missed, context)
             report[arm.name] = {
                 "rounds": float(len(own)),
                 "measured": float(measured.mean()),

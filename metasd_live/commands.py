@@ -19,10 +19,13 @@ from metasd_sim.rounds import IntArray, Rounds
 from metasd_sim.simulate import parse_carry_over
 from metasd_sim.traces import Trace
 
+from .bench import PLAIN, Settings, bench, round_parts
+from .compare import Difference, first_difference, plain_text
 from .decode import Generation, generate
 from .drafters import Arm, ArmSpec, build_arms, longest_draft, parse_arm
 from .drafters.head import write_vocabulary
 from .drafters.ngram import NgramSettings, train_ngram, write_ngram
+from .ending import Ending
 from .outputs import Output, generate_outputs, read_outputs, to_lines
 from .prompts import Prompt, read_prompts
 from .record import Recorder, calibrated, check_out, record
@@ -44,6 +47,16 @@ from .train import (
     train_drafter,
 )
 from .verify import Rule
+
+# of a round's time, for people
+ROUND_COLUMNS = (
+    ("draft", ("draft",)),
+    ("catch-up", ("catch_up",)),
+    ("verify", ("verify",)),
+    ("scoring", ("score",)),
+    ("policy", ("policy",)),
+    ("overhead", ("commit", "rest")),
+)
 
 
 def _check_free(*paths: str | None, force: bool) -> None:
@@ -352,6 +365,8 @@ def _summary(trace: Trace) -> dict[str, Any]:
 def run_generate(arguments: argparse.Namespace) -> None:
     _check_free(arguments.json, force=arguments.force)
     rule = _rule(arguments)
+    if arguments.check and rule.verification != "greedy":
+        raise InputError(f"--check: expected temperature 0, found {rule.temperature:g}; sampled texts differ rightly")
     parse_carry_over(arguments.carry_over)
     specs = [parse_arm(text) for text in arguments.drafter]
     if (arguments.prompt is None) == (not arguments.prompts):
@@ -393,8 +408,42 @@ def run_generate(arguments: argparse.Namespace) -> None:
         )
     if stream is not None:
         print()
-    console.write_json([generation.to_json() for generation in generations], arguments.json, arguments.force)
+    records = [generation.to_json() for generation in generations]
+    checks = _checks(arguments, target, prompts, generations, rule) if arguments.check else []
+    for written, difference in zip(records, checks, strict=False):
+        written["difference"] = None if difference is None else difference.to_json()
+    console.write_json(records, arguments.json, arguments.force)
     _show_generations(generations, arms, arguments.quiet, texts=not arguments.stream)
+    _show_checks(generations, checks, arguments.quiet)
+
+
+def _checks(
+    arguments: argparse.Namespace,
+    target: Target,
+    prompts: Sequence[Prompt],
+    generations: Sequence[Generation],
+    rule: Rule,
+) -> list[Difference | None]:
+    """Where each text leaves the one that transformers writes alone."""
+    ending = Ending.of(target, _eos(arguments), arguments.stop)
+    found = []
+    for prompt, generation in zip(prompts, generations, strict=True):
+        ids = target.encode(prompt.text, not arguments.no_chat_template)
+        plain = plain_text(target, ids, arguments.max_new_tokens, rule, ending)
+        found.append(first_difference(target, ids, generation.token_ids, plain, rule))
+    return found
+
+
+def _show_checks(generations: Sequence[Generation], checks: Sequence[Difference | None], quiet: bool) -> None:
+    """Refuses mismatches; near-ties are no fault."""
+    named = [(g.id, difference) for g, difference in zip(generations, checks, strict=False) if difference is not None]
+    wrong = [f"{name}: {difference}" for name, difference in named if not difference.near_tie]
+    if wrong:
+        raise InputError(f"check: expected the texts of plain decoding, found others: {'; '.join(wrong)}")
+    if checks and not quiet:
+        print(f"check: {len(checks) - len(named)} of {len(checks)} texts equal plain decoding")
+        for name, difference in named:
+            print(f"{name}: {difference}")
 
 
 class _Stream:
@@ -425,16 +474,142 @@ def _show_generations(generations: Sequence[Generation], arms: Sequence[Arm], qu
     for arm in arms:
         own = [played for played in rounds if played["arm"] == arm.name]
         if own:
-            total = {key: sum(played[key] for played in own) for key in own[0] if key != "arm"}
+            drafted, accepted, emitted = (
+                sum(played[key] for played in own) for key in ("drafted", "accepted", "emitted")
+            )
+            parts = round_parts(own)
+            seconds = sum(parts.values())
             rows.append(
                 [
                     arm.name,
                     len(own),
-                    f"{total['emitted'] / len(own):.2f}",
-                    f"{total['accepted'] / total['drafted']:.1%}" if total["drafted"] else "-",
-                    *(f"{total[key]:.2f}" for key in ("draft_seconds", "verify_seconds", "seconds")),
-                    f"{total['emitted'] / total['seconds']:.2f}",
+                    f"{emitted / len(own):.2f}",
+                    f"{accepted / drafted:.1%}" if drafted else "-",
+                    *(f"{1e3 * sum(parts[name] for name in names) / len(own):.2f}" for _, names in ROUND_COLUMNS),
+                    f"{seconds:.2f}",
+                    f"{emitted / seconds:.2f}",
                 ]
             )
-    columns = ["arm", "rounds", "tokens/round", "accepted", "draft s", "verify s", "total s", "tokens/s"]
-    console.table(f"seconds of prefill: {sum(g.prefill_seconds for g in generations):.2f}", columns, rows)
+    columns = ["arm", "rounds", "tokens/round", "accepted", *(name for name, _ in ROUND_COLUMNS), "total s", "tokens/s"]
+    title = f"seconds of prefill: {sum(g.prefill_seconds for g in generations):.2f}; phases in milliseconds a round"
+    console.table(title, columns, rows)
+
+
+def run_bench(arguments: argparse.Namespace) -> None:
+    _check_free(arguments.json, force=arguments.force)
+    rule = _rule(arguments)
+    parse_carry_over(arguments.carry_over)
+    specs = [parse_arm(text) for text in arguments.drafter]
+    prompts = _prompts(arguments)
+    names, drafters = [spec.name for spec in specs], [spec.drafter.text for spec in specs]
+    policies = [make_policy(text, arguments.reward, names, drafters) for text in arguments.policy]
+    check_reward(arguments.reward, policies)
+    target = _target(arguments)
+    arms = build_arms(specs, target, arguments.draft_length)
+    settings = Settings(
+        target,
+        arguments.max_new_tokens,
+        rule,
+        _eos(arguments),
+        tuple(arguments.stop),
+        arguments.carry_over,
+        arguments.seed,
+    )
+    encoded = [target.encode(prompt.text, not arguments.no_chat_template) for prompt in prompts]
+    with console.progress(arguments.quiet) as display:
+        runs = display.add_task("runs", total=None)
+        records = bench(
+            settings,
+            arms,
+            encoded,
+            policies,
+            arguments.repetitions,
+            not arguments.no_transformers,
+            lambda: display.advance(runs),
+            lambda total: display.update(runs, total=total),
+        )
+    for one in records:
+        one["settings"] |= {"prompt_files": arguments.prompts, "split": arguments.split}
+        for place in (*one["runs"], *one.get("texts", {}).get("where", ())):
+            place["prompt"] = prompts[place["prompt"]].id
+    console.write_json(records, arguments.json, arguments.force)
+    _show_bench(records, arguments.quiet)
+
+
+def _show_bench(records: Sequence[dict[str, Any]], quiet: bool) -> None:
+    settings, device = records[0]["settings"], records[0]["device"]
+    title = (
+        f"{settings['target']} in {settings['dtype']} on {device['name']}, {device['threads']} threads: "
+        f"{settings['prompts']} prompts, {settings['repetitions']} times, {settings['max_new_tokens']} tokens at most; "
+        f"prefill included, 95% intervals over prompts; theirs: transformers with that drafter, or else plain"
+    )
+    columns = ["contestant", "tokens/s", f"over {PLAIN}", "over theirs", "tokens/call", "rounds", "switches"]
+    rows = []
+    for one in records:
+        texts = one.get("texts")
+        rows.append(
+            [
+                one["contestant"],
+                _interval(one, "tokens_per_second", 1),
+                _interval(one, "speedup", 3),
+                _interval(one, "ratio_to_counterpart", 3),
+                *(
+                    _number(one[key], digits)
+                    for key, digits in (("tokens_per_call", 2), ("rounds", 0), ("switches", 0))
+                ),
+                *([_texts(texts)] if texts else []),
+            ]
+        )
+    console.table(title, [*columns, *(["texts"] if "texts" in records[0] else [])], rows, quiet)
+
+    timed = [one for one in records if one["shares"]]
+    rows = [
+        [
+            one["contestant"],
+            f"{1e3 * one['round_seconds']:.2f}",
+            *(f"{sum(one['shares'][name] for name in names):.2%}" for _, names in ROUND_COLUMNS),
+        ]
+        for one in timed
+    ]
+    columns = ["shares of a round", "ms/round", *(name for name, _ in ROUND_COLUMNS)]
+    console.table("overhead: rollback, bookkeeping and the loop", columns, rows, quiet)
+
+    peaks = device["type"] == "cuda"
+    rows = []
+    for one in records:
+        memory = one["memory"] or {}
+        keys = ("weight_bytes", "table_bytes", "state_bytes_per_token", "state_table_bytes_per_token")
+        if memory or peaks:
+            peak = [_number(one["cuda_peak_bytes"], 0)] if peaks else []
+            rows.append([one["contestant"], *(_number(memory.get(key), 0) for key in keys), *peak])
+    columns = [
+        "bytes of",
+        "weights",
+        "tables",
+        "state/token",
+        "its tables/token",
+        *(["peak in a run"] if peaks else []),
+    ]
+    note = "" if peaks else "; the peak of a run is not measured on this device"
+    console.table(f"memory that is not the target's, weights and state exact{note}", columns, rows, quiet)
+    for one in records:
+        if one["retired"]:
+            print(f"{one['contestant']}: its drafter failed and was retired: {one['retired']}")
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _interval(record: dict[str, Any], key: str, digits: int) -> str:
+    value, interval = record.get(key), record.get(f"{key}_ci")
+    if value is None or interval is None:
+        return _number(value, digits)
+    return f"{value:.{digits}f} ({interval[0]:.{digits}f}-{interval[1]:.{digits}f})"
+
+
+def _texts(texts: dict[str, Any]) -> str:
+    other = [
+        f"{texts[key]} {name}" for key, name in (("near_ties", "near-ties"), ("mismatches", "DIFFER")) if texts[key]
+    ]
+    return ", ".join([f"{texts['equal']} same", *other])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from metasd_sim.environments.base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP, SECONDS, Context, FixedArms
+from metasd_sim.environments.base import BLOCK_OVERLAP, EVERY_ARM, FEATURES, OVERLAP, SECONDS, Context, FixedArms
 from metasd_sim.errors import InputError
 from metasd_sim.policies.base import Policy
 from metasd_sim.rounds import BoolArray, FloatArray, IntArray, Rounds
@@ -22,25 +22,31 @@ from .drafters import Arm, Draft, DraftStream, longest_draft
 from .drafters.base import LawStream, StartLawStream, checked, open_stream
 from .ending import Ending
 from .model import Features, ModelState
-from .prompts import Prompt
+from .prompts import Prompt, prompt_features
 from .sampling import check_processors
 from .target import Target
+from .timing import TimedPolicy
 from .verify import Rule, TextRule, Verdict, clip, overlaps
 
 
 @dataclass(frozen=True)
 class LiveRound:
-    """One round, with the seconds of its phases; `seconds` is the whole of it."""
+    """One round, with the seconds of its phases; `seconds` is the whole of it but for the policy and the loop."""
 
     arm: int
     drafted: int
     accepted: int
     emitted: int
     missed: int  # tokens emitted since the arm was last current
+    context: int  # tokens before the round, the prompt's and new ones
     seconds: float
     draft_seconds: float
     verify_seconds: float  # the target's pass and the choice of its tokens
     commit_seconds: float  # rollback and bookkeeping
+    catch_up_seconds: float = 0.0  # of the drafting: the pass that read missed tokens, and drafts the first new one
+    score_seconds: float = 0.0  # of all arms, for policies that ask for full information
+    policy_seconds: float = 0.0  # outside `seconds`, filled in by `decode`: the policy's calls
+    rest_seconds: float = 0.0  # outside `seconds` too: all else between this round and the next
 
 
 @dataclass
@@ -102,6 +108,7 @@ class LiveEnvironment:
         draft_up_to: int | None = None,
         parallel: bool = False,
         first_prompt: int = 0,
+        features: FloatArray | None = None,
         on_text: Callable[[int, list[int]], None] | None = None,
     ) -> None:
         if max_new_tokens < 1:
@@ -109,12 +116,9 @@ class LiveEnvironment:
         if not prompts:
             raise InputError("prompts: expected at least one, found none")
         for prompt in prompts:
-            if not all(0 <= token < target.vocab_size for token in prompt) or not len(prompt):
-                raise InputError(f"prompt: expected token ids below {target.vocab_size}, one at least; found {prompt}")
+            check_prompt(prompt, target.vocab_size)
             target.check_length(len(prompt), max_new_tokens)
-        wanted = [drafting] * len(prompts) if isinstance(drafting, bool) else list(drafting)
-        if len(wanted) != len(prompts):
-            raise InputError(f"drafting: expected a choice for each of {len(prompts)} prompts, found {len(wanted)}")
+        wanted = _choices(drafting, len(prompts))
         if parallel:
             compat.check_rows(target.model, target.name)
         self.target = target
@@ -133,12 +137,16 @@ class LiveEnvironment:
             yes and (draft_up_to is None or len(prompt) <= draft_up_to)
             for yes, prompt in zip(wanted, prompts, strict=True)
         ]
+        if features is not None and len(features) != len(prompts):
+            raise InputError(f"features: expected a row for each of {len(prompts)} prompts, found {len(features)}")
+        self.features = features  # [prompts, d], for policies that read them
         self.first_prompt = first_prompt  # number of the first prompt among all, which gives each its randomness
         self.on_text = on_text
         self.retired: dict[int, str] = {}  # arm -> what its drafter did
         # under the Gumbel rule what a rejected branch shows would tell of noise that is still to come
         whole_block = set() if self.rule.verification == "gumbel" else {BLOCK_OVERLAP}
-        self.gives = frozenset({OVERLAP, SECONDS, EVERY_ARM} | whole_block)
+        told = set() if features is None else {FEATURES}
+        self.gives = frozenset({OVERLAP, SECONDS, EVERY_ARM} | whole_block | told)
 
     def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
         if self.parallel and rows != len(self.prompts):
@@ -159,11 +167,13 @@ class LiveEnvironment:
         able = np.array([self._able(row) for row in rows.tolist()])
         self._idle: BoolArray = ~np.array(able.any(axis=1))  # these rounds draft nothing, whatever arm is named
         able[self._idle] = True
+        query = np.array([len(self.texts[row]) - 1 for row in rows])
         return Context(
-            query=np.array([len(self.texts[row]) - 1 for row in rows]),
+            query=query,
             new_query=np.array([not self.texts[row][-1].rounds for row in rows]),
             eligible=None if able.all() else able,
             horizon=np.full(len(rows), self.max_new_tokens),
+            features=None if self.features is None else self.features[rows if self.parallel else query],
         )
 
     @torch.inference_mode()
@@ -184,7 +194,9 @@ class LiveEnvironment:
             if every_arm is not None:
                 start = self.target.clock()
                 every_arm[i, :, : one.emitted] = self._score_arms(row, laws[: one.emitted])
-                seconds[i] += self.target.clock() - start
+                scoring = self.target.clock() - start
+                one = replace(one, seconds=one.seconds + scoring, score_seconds=scoring)
+                self.texts[row][-1].rounds[-1] = one
             seconds[i] += one.seconds
             self.done[row] = len(self.texts[row]) == self.queries and self.texts[row][-1].ended
         self._states.keep([row for row in rows.tolist() if not self.done[row]])
@@ -207,7 +219,7 @@ class LiveEnvironment:
     def _warm_up(self) -> None:
         """One pass of every width, so that no round pays for what a first pass sets up."""
         state = self.target.prefill(self.prompts[0][:64])
-        for width in range(1, self.max_draft + 2):
+        for width in range(1, min(self.max_draft, self.max_new_tokens) + 2):
             self.target.forward(state, list(self.prompts[0][:1]) * width)
             self.target.rollback(state, width)
 
@@ -244,7 +256,7 @@ class LiveEnvironment:
 
     def _open(self, row: int, arm: int, prompt: Sequence[int]) -> DraftStream | None:
         try:
-            return open_stream(self.live_arms[arm].drafter, prompt, self._states.features(row))
+            return open_stream(self.live_arms[arm].drafter, list(prompt), self._states.features(row))
         except Exception as error:  # whatever a drafter raises
             self._retire(arm, error)
             return None
@@ -294,10 +306,12 @@ class LiveEnvironment:
                 accepted=verdict.accepted,
                 emitted=len(verdict.emitted),
                 missed=missed[g],
+                context=len(text.context) - len(verdict.emitted),
                 seconds=sum(phases),
                 draft_seconds=phases[0],
                 verify_seconds=phases[1],
                 commit_seconds=phases[2],
+                catch_up_seconds=_read_seconds(models[g].streams[chosen[g]]) if missed[g] and draft.tokens else 0.0,
             )
             text.rounds.append(one)
             shown = {OVERLAP, BLOCK_OVERLAP, EVERY_ARM} & self.needs
@@ -311,10 +325,11 @@ class LiveEnvironment:
         text, models = self.texts[row][-1], self._models[row]
         stream = models.streams[arm]
         limit = min(self.live_arms[arm].length, self.max_new_tokens - text.position)
-        if idle or stream is None:
+        if idle or stream is None or not self._may(row, arm):
             return Draft()
         try:
-            draft = draft_tokens(stream, text.context, limit, models.rule, text.position, self.ending.eos)
+            context = list(text.context)  # a drafter may do with it what it likes
+            draft = draft_tokens(stream, context, limit, models.rule, text.position, self.ending.eos)
             return checked(draft, self.target.vocab_size)
         except Exception as error:  # whatever a drafter raises
             self._retire(arm, error)
@@ -336,7 +351,7 @@ class LiveEnvironment:
         for arm, stream in enumerate(models.streams):
             if self.live_arms[arm].length and stream is not None and self._may(row, arm):
                 try:
-                    scores[arm] = first_overlaps(stream, text.context, laws, models.rule, text.position)
+                    scores[arm] = first_overlaps(stream, list(text.context), laws, models.rule, text.position)
                 except Exception as error:  # whatever a drafter raises
                     self._retire(arm, error)
         models.current = [text.position] * len(self.arms)  # scoring brings every drafter up to date
@@ -408,6 +423,11 @@ class _Batch:
             self.rows = list(rows)
 
 
+def check_prompt(prompt: Sequence[int], vocab_size: int) -> None:
+    if not len(prompt) or not all(0 <= token < vocab_size for token in prompt):
+        raise InputError(f"prompt: expected token ids below {vocab_size}, one at least; found {list(prompt)}")
+
+
 def draft_tokens(
     stream: DraftStream, context: Sequence[int], limit: int, rule: TextRule, position: int, eos: Collection[int]
 ) -> Draft:
@@ -425,7 +445,10 @@ def first_overlaps(
     n = len(laws)
     if isinstance(stream, LawStream):
         own = rule.laws(rule.process(stream.logits(context, n), context[: len(context) - n], context[-n:]))
-        return overlaps(laws, own, []).double().cpu().numpy()
+        scores = overlaps(laws, own, []).double().cpu().numpy()
+        if not (scores >= 0).all():  # a NaN fails every comparison
+            raise InputError("draft: expected logits that make a law, found others")
+        return scores
     scores = np.zeros(n)
     if isinstance(stream, StartLawStream):
         for j in range(n):
@@ -439,6 +462,19 @@ def first_overlaps(
         if tokens:
             scores[j] = float(laws[j, tokens[0]])
     return scores
+
+
+def _choices(drafting: bool | Sequence[bool], prompts: int) -> list[bool]:
+    """Whether each prompt's text may be drafted."""
+    wanted = [drafting] * prompts if isinstance(drafting, bool) else list(drafting)
+    if len(wanted) != prompts:
+        raise InputError(f"drafting: expected a choice for each of {prompts} prompts, found {len(wanted)}")
+    return wanted
+
+
+def _read_seconds(stream: DraftStream | None) -> float:
+    """What the first pass of the last draft took."""
+    return getattr(stream, "read_seconds", 0.0)
 
 
 def _first(laws: torch.Tensor | None, count: int) -> torch.Tensor | None:
@@ -476,8 +512,13 @@ def generate(
 ) -> list[Generation]:
     """Decodes the prompts; `policy` picks the arm of each round. `options` are those of `decode`."""
     encoded = [target.encode(prompt.text, chat_template) for prompt in prompts]
-    ids = [prompt.id for prompt in prompts]
-    return decode(target, arms, encoded, policy, max_new_tokens, rule, carry_over, seed, on_round, ids=ids, **options)
+    options |= {"ids": [prompt.id for prompt in prompts], "features": features_of([prompt.text for prompt in prompts])}
+    return decode(target, arms, encoded, policy, max_new_tokens, rule, carry_over, seed, on_round, **options)
+
+
+def features_of(texts: Iterable[str]) -> FloatArray:
+    """`prompt_features` of each; [texts, d]."""
+    return np.array([prompt_features(text)[1] for text in texts])
 
 
 def decode(
@@ -496,6 +537,7 @@ def decode(
     fresh_policy: bool = True,
     drafting: bool | Sequence[bool] = True,
     retired: dict[int, str] | None = None,
+    features: FloatArray | None = None,
     **options: Any,
 ) -> list[Generation]:
     """Decodes prompts given as token ids, `batch_size` of them at once, each with a bandit of its own.
@@ -508,7 +550,7 @@ def decode(
     if batch_size > 1 and carry_over != "none":
         raise InputError(f"carry over: expected none with several prompts at once, found {carry_over}; batch size 1")
     parallel = batch_size > 1 and len(prompts) > 1
-    wanted = [drafting] * len(prompts) if isinstance(drafting, bool) else list(drafting)
+    wanted = _choices(drafting, len(prompts))
     texts: list[Text] = []
     step = batch_size if parallel else len(prompts)
     retired = {} if retired is None else retired
@@ -523,11 +565,13 @@ def decode(
             parallel=parallel,
             first_prompt=first,
             drafting=wanted[first : first + step],
+            features=None if features is None else features[first : first + step],
             **options,
         )
         environment.retired = retired  # for good: the next prompts do without them too
+        timed = TimedPolicy(policy)
         simulate(
-            policy,
+            timed,
             environment,
             runs=len(chunk) if parallel else 1,
             seed=seed,
@@ -535,6 +579,7 @@ def decode(
             on_round=on_round,
             fresh_policy=fresh_policy,
         )
+        timed.account(environment.texts)
         texts += [row[0] for row in environment.texts] if parallel else environment.texts[0]
     names = [arm.name for arm in arms]
     return [

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from metasd_sim import traces
+from metasd_sim.environments.base import FEATURES
 from metasd_sim.errors import InputError
 from metasd_sim.policies import Policy, make_policy
 from metasd_sim.simulate import parse_carry_over
 from metasd_sim.traces import Trace
 
-from .decode import Generation, decode
+from .decode import Generation, check_prompt, decode, features_of
 from .drafters import DRAFT_LENGTH, Arm, ArmSpec, build_arms, parse_arm
 from .ending import Ending
 from .prompts import Prompt
@@ -45,6 +46,9 @@ class MultiDrafterOutput:
 
         The log knows the arms that played only; the others are scored here, one pass of the target over each text.
         """
+        if self.retired:
+            found = ", ".join(f"{name} ({reason})" for name, reason in self.retired.items())
+            raise InputError(f"trace: expected drafters that work, found retired ones: {found}; leave them out")
         recorder = self._recorder()
         parts = []
         for generation, ids in zip(self.generations, self._prompts, strict=True):
@@ -105,7 +109,7 @@ class MultiDrafter:
         inputs: torch.Tensor | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str] | None = None,
         *,
         input_ids: torch.Tensor | Sequence[Sequence[int]] | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | Sequence[Sequence[int]] | None = None,
         max_new_tokens: int = 128,
         do_sample: bool = False,
         temperature: float | None = None,
@@ -140,7 +144,11 @@ class MultiDrafter:
         if unsupported:
             name = next(iter(unsupported))
             raise InputError(f"generate: expected arguments that it knows, found {name}, which is not supported")
+        if inputs is not None and input_ids is not None:
+            raise InputError("inputs: expected no input_ids beside them, found both; leave one out")
         prompts = self._prompts(inputs if input_ids is None else input_ids, attention_mask)
+        for ids in prompts:
+            check_prompt(ids, self.target.vocab_size)
         if streamer is not None and len(prompts) != 1:
             raise InputError(f"streamer: expected one prompt, found {len(prompts)}; stream them one by one")
         rule = self._rule(
@@ -179,6 +187,7 @@ class MultiDrafter:
             eos=eos,
             stop_strings=stops,
             retired=retired,
+            features=features_of(map(self.target.decode, prompts)) if FEATURES in self.policy.needs else None,
             on_text=None if streamer is None else lambda prompt, tokens: streamer.put(torch.tensor(tokens)),
         )
         self._played = True
@@ -204,30 +213,37 @@ class MultiDrafter:
             return make_rule(0.0, verification, **processors)
         return make_rule(1.0 if temperature is None else temperature, verification, **processors)
 
-    def _prompts(self, inputs: Any, attention_mask: torch.Tensor | None) -> list[list[int]]:
+    def _prompts(self, inputs: Any, attention_mask: Any) -> list[list[int]]:
         """Token ids of each prompt, without padding."""
         if inputs is None:
             raise InputError("inputs: expected token ids or text, found none")
         if isinstance(inputs, str):
             inputs = [inputs]
-        if isinstance(inputs, torch.Tensor):
-            inputs = inputs.tolist()
-        inputs = list(inputs)
+        inputs = list(_listed(inputs))
         if inputs and all(isinstance(text, str) for text in inputs):
+            if attention_mask is not None:
+                raise InputError("attention_mask: expected token ids beside it, found texts")
             return [self.target.encode(text, chat_template=False) for text in inputs]
         if inputs and all(isinstance(token, int) for token in inputs):
             inputs = [inputs]
-        rows = [list(row) for row in inputs]
-        if not rows or any(not all(isinstance(token, int) for token in row) for row in rows):
+        rows = [_listed(row) for row in inputs]
+        known = (isinstance(row, Sequence) and all(isinstance(token, int) for token in row) for row in rows)
+        if not rows or not all(known):
             raise InputError("inputs: expected token ids [prompts, tokens] or texts, found neither")
         if attention_mask is None:
             return rows
-        mask = attention_mask.tolist()
+        mask = _listed(attention_mask)
+        mask = [mask] if mask and not isinstance(mask[0], Sequence) else mask
         if [len(row) for row in mask] != [len(row) for row in rows]:
             raise InputError("attention_mask: expected the shape of the input ids, found another")
         if any(sorted(row) != row for row in mask):
             raise InputError("attention_mask: expected padding on the left only, found zeros elsewhere")
         return [[t for t, kept in zip(row, keep, strict=True) if kept] for row, keep in zip(rows, mask, strict=True)]
+
+
+def _listed(values: Any) -> Any:
+    """Tensors and arrays as lists."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _padded(

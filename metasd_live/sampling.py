@@ -1,7 +1,7 @@
 """What shapes the target's law besides its temperature: penalties, biases, custom processors, truncation.
 
-All are `LogitsProcessor`s of transformers, called as plain decoding would call them, in its order: repetition and
-frequency penalties, logit bias, custom ones, then temperature, top-k, top-p, min-p.
+All are `LogitsProcessor`s of transformers, called as plain decoding would call them, in its order: logit bias,
+repetition and frequency penalties, custom ones, then temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
@@ -82,9 +82,17 @@ def make_rule(
             return False
         if not low < value <= high or not math.isfinite(value):
             raise InputError(f"{name}: expected {expected}, found {value}")
-        settings.append(f"{name}={value:g}")
+        settings.append(f"{name}={value:.12g}")
         return True
 
+    if logit_bias:
+        for token, value in logit_bias.items():
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0 or not math.isfinite(value):
+                raise InputError(f"logit_bias: expected token ids with finite numbers, found {token!r}: {value}")
+        processors.append(LogitBias(logit_bias))
+        settings.append(
+            "logit_bias=" + ",".join(f"{token}:{value:.12g}" for token, value in sorted(logit_bias.items()))
+        )
     if setting("repetition_penalty", repetition_penalty, 1.0, 0.0, math.inf, "a number above 0 (1: none)"):
         processors.append(RepetitionPenaltyLogitsProcessor(penalty=float(repetition_penalty or 1)))
     counted = [
@@ -93,12 +101,6 @@ def make_rule(
     ]
     if any(counted):
         processors.append(FrequencyPenalty(frequency_penalty or 0.0, presence_penalty or 0.0))
-    if logit_bias:
-        for token, value in logit_bias.items():
-            if isinstance(token, bool) or not isinstance(token, int) or token < 0 or not math.isfinite(value):
-                raise InputError(f"logit_bias: expected token ids with finite numbers, found {token!r}: {value}")
-        processors.append(LogitBias(logit_bias))
-        settings.append("logit_bias=" + ",".join(f"{token}:{value:g}" for token, value in sorted(logit_bias.items())))
     for custom in logits_processor:
         name = type(custom).__name__
         if not callable(custom) or name in STATEFUL:
@@ -110,10 +112,11 @@ def make_rule(
         settings.append(name)
 
     warpers: list[Any] = []
-    if setting("top_k", top_k, 0, 0, math.inf, "a whole number of tokens (0: all)") and temperature:
-        if int(top_k or 0) != top_k:
+    if setting("top_k", top_k, 0, 0, math.inf, "a whole number of tokens (0: all)") and top_k is not None:
+        if int(top_k) != top_k:
             raise InputError(f"top_k: expected a whole number of tokens (0: all), found {top_k}")
-        warpers.append(TopKLogitsWarper(top_k=int(top_k)))
+        if temperature:
+            warpers.append(TopKLogitsWarper(top_k=int(top_k)))
     if setting("top_p", top_p, 1.0, 0.0, 1.0, "a share in (0, 1]") and temperature:
         warpers.append(TopPLogitsWarper(top_p=float(top_p or 1)))
     if setting("min_p", min_p, 0.0, 0.0, 1.0, "a share in [0, 1]") and temperature:

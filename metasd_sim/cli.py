@@ -234,7 +234,7 @@ def category_speedups(
     categories = sorted(set(of_query))
     learned = [outcome for outcome in outcomes if not outcome.policy.startswith("fixed:")]
     seconds = [*fixed.query_seconds.T, *(o.query_seconds.mean(axis=0) for o in learned if o.query_seconds is not None)]
-    plain = fixed.plain * fixed.query_tokens
+    plain = fixed.plain * fixed.query_tokens if fixed.query_plain is None else fixed.query_plain
     table = np.array([[plain[of_query == c].sum() / s[of_query == c].sum() for c in categories] for s in seconds])
     return [*(f"fixed:{arm}" for arm in environment.arms), *(o.policy for o in learned)], categories, table
 

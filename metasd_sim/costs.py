@@ -1,4 +1,7 @@
-"""Seconds of a round: `draft_i(drafted) + verify(drafted + 1) + catch_up_i * missed + overhead`."""
+"""Seconds of a round: `draft_i(drafted) + verify(drafted + 1) + catch_up_i * missed + per_context * n + overhead`.
+
+`n` is the length of the context, which the target's pass reads again.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,17 @@ class CostModel:
     verify: FloatArray  # [max_draft + 1] one target pass over the last token and 0..max_draft drafts
     catch_up: FloatArray  # [arms] per missed token
     overhead: float  # per round
-    plain: float  # per token of plain decoding with the same target code
+    plain: float  # per token of plain decoding with the same target code, but for `per_context`
     fit: dict[str, dict[str, float]] | None = None  # of each arm: rounds, mean measured, mean predicted, rms difference
+    per_context: float = 0.0  # per token of context, in each pass of the target
     readers: FloatArray | None = None  # [arms, drafters] catch-up of each drafter that the arm reads with, else NaN
 
     def __post_init__(self) -> None:
-        for name in ("draft", "verify", "catch_up", "overhead", "plain"):
+        for name in ("draft", "verify", "catch_up", "overhead", "plain", "per_context"):
             value = np.asarray(getattr(self, name), dtype=float)
             if not (np.all(np.isfinite(value)) and np.all(value >= 0)):
                 raise InputError(f"costs: expected {name} to be seconds, finite and not negative; found {value.min()}")
-            if name in ("overhead", "plain") and value.ndim:
+            if name in ("overhead", "plain", "per_context") and value.ndim:
                 raise InputError(f"costs: expected one number for {name}, found {value.tolist()}")
             object.__setattr__(self, name, value if value.ndim else float(value))
         if self.draft.ndim != 2 or self.verify.shape != self.draft.shape[1:]:
@@ -69,9 +73,12 @@ class CostModel:
             plain=verify + overhead,
         )
 
-    def seconds(self, arm: IntArray, drafted: IntArray, missed: IntArray | int = 0) -> FloatArray:
-        """Seconds of rounds; arguments broadcast."""
-        return self.draft[arm, drafted] + self.verify[drafted] + self.catch_up[arm] * missed + self.overhead
+    def seconds(
+        self, arm: IntArray, drafted: IntArray, missed: IntArray | int = 0, context: IntArray | int = 0
+    ) -> FloatArray:
+        """Seconds of rounds that start after `context` tokens; arguments broadcast."""
+        own = self.draft[arm, drafted] + self.catch_up[arm] * missed
+        return own + self.verify[drafted] + self.per_context * context + self.overhead
 
     def to_json(self) -> dict[str, Any]:
         record = {
@@ -82,6 +89,8 @@ class CostModel:
             "plain": self.plain,
             "fit": self.fit,
         }
+        if self.per_context:
+            record["per_context"] = self.per_context
         if self.readers is not None:  # null stands for NaN
             record["readers"] = [[None if np.isnan(x) else x for x in row] for row in self.readers.tolist()]
         return record
@@ -95,7 +104,7 @@ class CostModel:
                 columns["readers"] = np.array(record["readers"], dtype=float)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"costs: expected numbers for {', '.join(names)}; found {record!r}") from error
-        return cls(**columns, fit=record.get("fit"))
+        return cls(**columns, per_context=record.get("per_context", 0.0), fit=record.get("fit"))
 
 
 class RoundClock:
@@ -111,18 +120,25 @@ class RoundClock:
         self.current[rows] = position[:, None]
 
     def seconds(
-        self, rows: IntArray, arms: IntArray, drafted: IntArray, position: IntArray, emitted: IntArray, every_arm: bool
+        self,
+        rows: IntArray,
+        arms: IntArray,
+        drafted: IntArray,
+        position: IntArray,
+        emitted: IntArray,
+        every_arm: bool,
+        context: IntArray | int = 0,
     ) -> FloatArray:
         """Seconds of a round that starts at `position`; with `every_arm`, of scoring all arms on its tokens too."""
         end = position + emitted
         readers = self.costs.readers
         if readers is None:  # each arm has a drafter of its own
-            seconds = self.costs.seconds(arms, drafted, position - self.current[rows, arms])
+            seconds = self.costs.seconds(arms, drafted, position - self.current[rows, arms], context)
             self.current[rows, arms] = end
             catch_up = self.costs.catch_up
         else:
             missed = position[:, None] - self.current[rows]  # [n, drafters]
-            seconds = self.costs.seconds(arms, drafted) + np.nansum(missed * readers[arms], axis=1)
+            seconds = self.costs.seconds(arms, drafted, 0, context) + np.nansum(missed * readers[arms], axis=1)
             self.current[rows] = np.where(np.isnan(readers[arms]), self.current[rows], end[:, None])
             catch_up = np.nan_to_num(readers).max(axis=0)
         if every_arm:  # each drafter reads what it has missed

@@ -127,11 +127,11 @@ def speedup(outcome: Outcome, environment: Environment) -> Estimate | None:
         error = _of_runs(plain - ratio * outcome.seconds).se / outcome.seconds.mean(axis=0)
         return Estimate(ratio, error)
     seconds = outcome.query_seconds.mean(axis=0)
+    of_query = fixed.plain * fixed.query_tokens if fixed.query_plain is None else fixed.query_plain
     complete = _complete(fixed, outcome.budgets)
     error = np.array(
         [
-            _clustered_se(fixed.plain * fixed.query_tokens - r * seconds, np.array([n]))[0]
-            / max(seconds[:n].sum(), 1e-300)
+            _clustered_se(of_query - r * seconds, np.array([n]))[0] / max(seconds[:n].sum(), 1e-300)
             for r, n in zip(ratio, complete, strict=True)
         ]
     )

@@ -1,12 +1,22 @@
 """Tiny models and drafters that the live tests share: no network, no weights."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MistralConfig,
+    MistralForCausalLM,
+)
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from metasd_live.drafters import Arm, Draft, build_arms, parse_arm
@@ -114,3 +124,64 @@ def draft(drafter, context, limit=8):
 
 def arms_of(target, *specs, draft_length=5):
     return build_arms([parse_arm(spec) for spec in specs], target, draft_length)
+
+
+class SlowProcessors(LogitsProcessor):
+    """Bias, then repetition, frequency and presence penalties, token by token."""
+
+    def __init__(self, prompt_tokens=0, bias=None, repetition=1.0, frequency=0.0, presence=0.0):
+        self.prompt_tokens, self.bias = prompt_tokens, bias or {}
+        self.repetition, self.frequency, self.presence = repetition, frequency, presence
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        for row, text in enumerate(input_ids.tolist()):
+            for token, value in self.bias.items():
+                scores[row, token] += value
+            for token in set(text):
+                score = scores[row, token]
+                scores[row, token] = score / self.repetition if score > 0 else score * self.repetition
+            for token, count in Counter(text[self.prompt_tokens :]).items():
+                scores[row, token] -= self.frequency * count + self.presence
+        return scores
+
+
+class NotTwice(LogitsProcessor):
+    """A custom processor: no token follows itself."""
+
+    def __call__(self, input_ids, scores):
+        return scores.scatter(1, input_ids[:, -1:], -torch.inf)
+
+
+def end_of(tokenizer, text, eos=(), stops=()):
+    """The text up to the first token of `eos`, or that completes a stop string."""
+    for n in range(1, len(text) + 1):
+        written = tokenizer.decode(text[:n])
+        if text[n - 1] in eos or any(stop in written for stop in stops):
+            return text[:n]
+    return text
+
+
+def plain_text(target, prompt, max_new_tokens, processors=(), eos=(), stops=()):
+    """transformers' greedy text without an end of its own, cut where it should end."""
+    ids = torch.tensor([list(prompt)], device=target.device)
+    written = target.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+        logits_processor=LogitsProcessorList(processors),
+    )
+    return end_of(target.tokenizer, written[0, len(prompt) :].tolist(), eos, stops)
+
+
+def check_log(rounds, new_tokens, lengths):
+    """Every count of a text's log adds up; `lengths` are the arms' draft lengths."""
+    assert sum(played["emitted"] for played in rounds) == new_tokens
+    for i, played in enumerate(rounds):
+        assert 0 <= played["accepted"] <= played["drafted"] <= lengths[played["arm"]]
+        assert played["emitted"] - played["accepted"] in ((0, 1) if i == len(rounds) - 1 else (1,))
+        assert played["emitted"] >= 1
+        assert played["seconds"] >= 0

@@ -99,7 +99,8 @@ def test_record_and_its_costs(call):
     code, out, err = call(*record, "--out", "t.safetensors")
     assert (code, out) == (2, "")
     assert "--force" in err
-    code, out, _ = call(*record, "--out", "t.safetensors", "--force", "--json", "-")
+    code, out, err = call(*record, "--out", "t.safetensors", "--force", "--json", "-")
+    assert code == 0, err
     summary = json.loads(out)
     assert (code, summary["queries"], summary["tokens"]) == (0, 4, 40)
     assert set(summary["mean_accepted_by_category"]) == {"code", "qa"}
@@ -112,6 +113,8 @@ def test_generate_a_prompt_and_a_file(call):
     target = tiny_target()
     text = target.decode(reference_text(target, target.encode("w5 w6 w5"), 9))
     assert text in out
+    for part in ("draft", "catch-up", "verify", "policy", "overhead"):  # of a round's time
+        assert part in out
     code, out, _ = call(
         *generate, *PROMPTS, "--limit", 2, "--policy", "kl-ucb-trials", "--carry-over", "keep", "--json", "-"
     )
@@ -147,7 +150,9 @@ def test_every_option_is_forwarded(call):
 def test_policy_reward_and_carry_over_are_forwarded(call, monkeypatch):
     played = []
     monkeypatch.setattr(
-        commands, "generate", lambda *args: played.append(inspect.signature(generate).bind(*args)) or []
+        commands,
+        "generate",
+        lambda *args, **options: played.append(inspect.signature(generate).bind(*args, **options)) or [],
     )
     options = ("--policy", "metasd-ucb", "--reward", "trials", "--carry-over", "discount:0.5", "--seed", 3)
     assert call("generate", *TARGET, "--drafter", "none", *options, "--quiet", "w5")[0] == 0
@@ -167,7 +172,7 @@ GENERATE = ("generate", *TARGET, "--drafter", "none")
         ((*GENERATE,), ["prompt", "--prompts"]),
         ((*GENERATE, *PROMPTS, "w5"), ["prompt", "both"]),
         ((*GENERATE, "--temperature", "-1", "w5"), ["temperature", "-1"]),
-        ((*GENERATE, "--drafter", "lookingup", "w5"), ["lookingup", "lookup, ngram:FILE, model:DIR, layers:K, none"]),
+        ((*GENERATE, "--drafter", "lookingup", "w5"), ["lookingup", "ngram:FILE, model:DIR, layers:K"]),
         ((*GENERATE, "--policy", "best", "w5"), ["policy", "best"]),
         ((*GENERATE, "--policy", "fixed:lookup", "w5"), ["lookup"]),
         ((*GENERATE, "--reward", "accuracy", "w5"), ["accuracy"]),
@@ -199,9 +204,22 @@ def test_errors_are_one_line_and_exit_code_2(call, arguments, words):
         assert word in err
 
 
-@pytest.mark.parametrize("command", [("train", "ngram"), ("record",), ("generate",)])
+@pytest.mark.parametrize("command", [("train", "ngram"), ("record",), ("generate",), ("bench",)])
 def test_help_has_an_example(capsys, command):
     with pytest.raises(SystemExit) as stop:
         cli.main([*command, "--help"])
     assert stop.value.code == 0
     assert f"example:\n  metasd-live {' '.join(command)}" in capsys.readouterr().out
+
+
+def test_streamed_text_is_the_text(call):
+    """Prompt by prompt, each under its name, whole however it came in pieces."""
+    options = ("--drafter", "layers:1", "--drafter", "lookup", "--policy", "random", "--max-new-tokens", 9)
+    code, out, err = call("generate", *TARGET, *PROMPTS, "--limit", 2, *options, "--stream", "--quiet")
+    assert (code, err) == (0, "")
+    target = tiny_target()
+    texts = [target.decode(reference_text(target, target.encode(f"w{i + 2} w{i + 3} w{i + 2}"), 9)) for i in range(2)]
+    assert out == f"--- train-0\n{texts[0]}\n--- train-1\n{texts[1]}\n"
+    code, out, err = call("generate", *TARGET, "--drafter", "none", "--stream", "--batch-size", 2, "w5")
+    assert code == 2
+    assert "--stream: expected a batch size of 1" in err

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from metasd_live.calibrate import measure_costs
+from metasd_live.calibrate import measure_costs, slope_within
 from metasd_live.decode import LiveEnvironment
 from metasd_live.drafters import Arm
 from metasd_live.prompts import Prompt, prompt_features
@@ -269,3 +269,14 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_recording(tmp_path):
     with refuses("256 positions"):
         record(recorder, [*PROMPTS, Prompt("long", "w2 " * 9)], tmp_path / "trace.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_effect_of_the_context_is_told_from_hiccups():
+    """y = group + .5 x but for one value in twenty, which took 1,000 times as long."""
+    rng = np.random.default_rng(0)
+    group, x = rng.integers(0, 3, 600), rng.integers(10, 200, 600)
+    y = 10.0 * group + 0.5 * x
+    y[rng.random(600) < 0.05] *= 1000
+    assert slope_within(group, x, y) == pytest.approx(0.5, abs=0.03)
+    assert slope_within(group, x, 10.0 * group - 0.5 * x) == 0  # no pass is faster after a longer context
+    assert slope_within(group, np.full(600, 7), y) == 0

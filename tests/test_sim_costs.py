@@ -1,6 +1,7 @@
 """Seconds of rounds."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -99,3 +100,12 @@ def test_impossible_costs_are_refused(change, words):
 def test_records_that_are_no_cost_model_are_refused(record, word):
     with refuses("costs", word):
         CostModel.from_json(record)
+
+
+def test_the_context_costs_time_in_each_pass():
+    costs = replace(CostModel.linear([0.5], 2, verify=1.0), per_context=0.01)
+    assert costs.seconds(np.array([0]), np.array([2]), context=np.array([300])) == pytest.approx([1.0 + 1.0 + 3.0])
+    assert CostModel.from_json(costs.to_json()).per_context == 0.01
+    assert "per_context" not in CostModel.linear([0.5], 2).to_json()
+    with refuses("per_context", "not negative"):
+        replace(costs, per_context=-1.0)

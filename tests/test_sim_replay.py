@@ -286,3 +286,29 @@ def test_check_names_what_is_wrong(change, message):
     with pytest.raises(InputError, match=message) as error:
         replace(trace, **change(trace)).check("file")
     assert "\n" not in str(error.value)
+
+
+def test_seconds_of_a_longer_context():
+    """Greedy rounds by hand: each pays for the prompt and the text before it; plain decoding for every position."""
+    trace = make_trace(lengths=(7, 3), arms=2, verification="greedy")
+    costs = replace(trace.costs, per_context=0.25)
+    trace = replace(
+        trace,
+        costs=costs,
+        queries=tuple(replace(q, prompt_tokens=n) for q, n in zip(trace.queries, (4, 9), strict=True)),
+    )
+    environment = ReplayEnvironment(trace)
+    fixed = environment.fixed_arms(np.array([10]))
+    for arm in range(2):
+        outcome = simulate(FixedArm(arm), environment, history=True)
+        rounds = outcome.history.rounds
+        start = np.cumsum(rounds.emitted) - rounds.emitted
+        context = np.where(start < 7, 4 + start, 9 + start - 7)
+        expected = costs.seconds(rounds.arm, rounds.drafted) + 0.25 * context
+        np.testing.assert_allclose(rounds.seconds, expected)
+        assert fixed.seconds[0, arm] == pytest.approx(expected.sum())
+    by_query = [7 * costs.plain + 0.25 * sum(range(4, 11)), 3 * costs.plain + 0.25 * sum(range(9, 12))]
+    np.testing.assert_allclose(fixed.query_plain, by_query)
+    assert fixed.plain == pytest.approx(sum(by_query) / 10)
+    gain = speedup(outcome, environment)
+    assert gain.mean[0] == pytest.approx(sum(by_query) / outcome.seconds[0, 0])

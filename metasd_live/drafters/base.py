@@ -32,6 +32,7 @@ class DraftStream(Protocol):
         """At most `limit` tokens to follow `context`: the prompt and `position` tokens emitted since.
 
         Its law is a function of `context` alone: a stream that sat out some rounds finds in it all that it missed.
+        One that then reads it in a pass of its own may tell the seconds of that in an attribute `read_seconds`.
         """
 
 

@@ -79,6 +79,7 @@ class CausalStream:
     def __init__(self, drafter: CausalDrafter) -> None:
         self.drafter = drafter
         self.read: list[int] = []  # tokens in the cache
+        self.read_seconds = 0.0  # of the last draft's first pass, which reads what the cache lacks
         self.state = drafter.model.prefill([])
         self.logits_of: Logits | None = None
 
@@ -92,7 +93,10 @@ class CausalStream:
             return Draft()
         tokens: list[int] = []
         laws = []
+        clock = self.drafter.model.clock
+        start = clock()
         logits = self._catch_up(context, 1)
+        self.read_seconds = clock() - start
         while True:
             scores = rule.process(logits[-1:], [*context, *tokens])[0]
             laws.append(rule.laws(scores))

@@ -46,7 +46,8 @@ class FixedArms:
     query_rounds: FloatArray | None = None  # [queries, arms] E tau of each whole query
     query_seconds: FloatArray | None = None  # [queries, arms]
     query_tokens: IntArray | None = None  # [queries]
-    plain: float | None = None  # seconds that plain decoding takes for one token
+    plain: float | None = None  # seconds that plain decoding takes for one token, on average over the stream
+    query_plain: FloatArray | None = None  # [queries] seconds that it takes for each
     segment_rounds: FloatArray | None = None  # [budgets] E tau, the best arm in each segment or query
     segment_seconds: FloatArray | None = None  # [budgets]
 

@@ -39,6 +39,9 @@ class ReplayEnvironment:
         self._survival = np.cumprod(trace.accept.astype(float), axis=2)  # [T, arms, depth] P(N >= depth + 1)
         self._drafted = trace.drafted.astype(np.int64)
         self._remaining = trace.remaining()
+        in_query = np.arange(self.tokens) - np.repeat(trace.offsets[:-1], np.diff(trace.offsets))
+        prompts = [query.prompt_tokens for query in trace.queries]
+        self._context = in_query + np.repeat(prompts, np.diff(trace.offsets))  # [T] tokens before each position
         self._query = np.repeat(np.arange(self.queries), np.diff(trace.offsets))  # [T]
 
     def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
@@ -75,7 +78,8 @@ class ReplayEnvironment:
             assert self._clock is not None
             arms = np.arange(len(self.arms))
             missed = position[:, None] - self._clock.current[rows]
-            return tokens / self._clock.costs.seconds(arms, self._drafted[position], missed)
+            context = self._context[position, None]
+            return tokens / self._clock.costs.seconds(arms, self._drafted[position], missed, context)
         fixed = self._whole
         of_query = fixed.query_rounds if objective == "rounds" else fixed.query_seconds
         assert of_query is not None
@@ -113,7 +117,8 @@ class ReplayEnvironment:
         if EVERY_ARM in self._needs:
             every_arm = self._score_arms(position, emitted)
         if self._clock is not None:
-            seconds = self._clock.seconds(rows, arms, drafted, position, emitted, every_arm is not None)
+            context = self._context[position]
+            seconds = self._clock.seconds(rows, arms, drafted, position, emitted, every_arm is not None, context)
         self._position[rows] = position + emitted
         self.done[rows] = position + emitted >= self.tokens
         return Rounds(arms, drafted, accepted, emitted, self.max_draft, seconds, overlap, every_arm)
@@ -155,16 +160,19 @@ class ReplayEnvironment:
         """
         ends = np.minimum(budgets, self.tokens) - 1
         starts = np.asarray(self.trace.offsets)[:-1]
-        cost = None
+        cost = plain = None
         if self.costs is not None:
-            cost = self.visits * self.costs.seconds(np.arange(len(self.arms)), self._drafted)
+            context = self._context[:, None]
+            cost = self.visits * self.costs.seconds(np.arange(len(self.arms)), self._drafted, 0, context)
+            plain = self.costs.plain + self.costs.per_context * self._context  # [T]
         return FixedArms(
             rounds=self.visits.cumsum(axis=0)[ends],
             seconds=None if cost is None else cost.cumsum(axis=0)[ends],
             query_rounds=np.add.reduceat(self.visits, starts, axis=0),
             query_seconds=None if cost is None else np.add.reduceat(cost, starts, axis=0),
             query_tokens=np.diff(self.trace.offsets),
-            plain=None if self.costs is None else self.costs.plain,
+            plain=None if plain is None else float(plain.mean()),
+            query_plain=None if plain is None else np.add.reduceat(plain, starts),
             segment_rounds=self._best_of_each_query(self.visits)[ends],
             segment_seconds=None if cost is None else self._best_of_each_query(cost)[ends],
         )
