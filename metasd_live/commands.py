@@ -156,7 +156,7 @@ def _train(
     source = _check_source(arguments)
     evaluation = _evaluation(arguments)
     target = _target(arguments)
-    texts = _texts(arguments, target)
+    texts = _training_texts(arguments, target)
     with console.progress(arguments.quiet) as display:
         tasks: dict[str, TaskID] = {}
 
@@ -188,7 +188,7 @@ def _train(
         )
 
 
-def _texts(arguments: argparse.Namespace, target: Target) -> list[TrainingText]:
+def _training_texts(arguments: argparse.Namespace, target: Target) -> list[TrainingText]:
     """Training texts, whole, with the place where the target's own part begins."""
     if arguments.text:
         texts = [TrainingText(sequence) for sequence in text_sequences(arguments.text, target)]
