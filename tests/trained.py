@@ -14,7 +14,7 @@ from metasd_live.train.loop import Checkpoint, fit
 
 from .live_cases import tiny_target, tiny_tokenizer
 
-EAGLE = EagleSettings(epochs=8, learning_rate=5e-3, vocabulary=0)
+EAGLE = EagleSettings(epochs=8, batch=8, learning_rate=5e-3, vocabulary=0)
 MEDUSA = MedusaSettings(epochs=6, heads=3, learning_rate=3e-3)
 MAKE = {EagleSettings: train_eagle, MedusaSettings: train_medusa}
 

@@ -31,7 +31,7 @@ class EagleSettings:
     renormalised over them, and the head costs that much less."""
 
     epochs: int = 12
-    batch: int = 8  # pieces of texts
+    batch: int = 4  # pieces of texts
     window: int = 256
     learning_rate: float = 1e-3
     noise: float = 0.1  # uniform on +-noise, added to features
