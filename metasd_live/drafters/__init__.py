@@ -68,7 +68,10 @@ class DrafterSpec:
         """Files that this drafter reads."""
         own = [self.argument] if self.kind == "ngram" else []
         if self.kind in ("model", "eagle", "medusa"):
-            own = [str(path) for path in sorted(Path(self.argument).glob("*.safetensors"))]
+            folder = Path(self.argument)
+            own = [str(path) for path in sorted(folder.glob("*.safetensors"))]
+            if not own and self.kind != "model":  # older checkpoints
+                own = [str(path) for name in ("*.bin", "*.pt") for path in sorted(folder.glob(name))]
         own += [self.vocabulary] if self.vocabulary else []
         return own + [file for part in self.parts for file in part.files()]
 

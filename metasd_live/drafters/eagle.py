@@ -162,5 +162,11 @@ def load_eagle(folder: str, name: str, target: Target, frequent: Sequence[int] |
     if missing or unknown:
         fault = f"{missing[0]} missing" if missing else f"{unknown[0]} beside it"
         raise InputError(f"{name}: expected fc and one decoder layer, found {fault.replace('body.', '')}; EAGLE-1 only")
+    for key, value in model.state_dict().items():
+        if value.shape != weights[key].shape:
+            raise InputError(
+                f"{name}: expected {key.removeprefix('body.')} of shape {tuple(value.shape)} by its config.json, "
+                f"found {tuple(weights[key].shape)}"
+            )
     model.load_state_dict(weights)
     return EagleDrafter(model.to(target.device, target.dtype), name, target, frequent)

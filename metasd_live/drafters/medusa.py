@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import safetensors.torch
 import torch
@@ -51,6 +51,11 @@ class MedusaHeads(nn.ModuleList):
         last = [nn.Linear(size, vocab_size, bias=False) for _ in range(heads)]
         super().__init__(nn.Sequential(*(ResBlock(size) for _ in range(blocks)), product) for product in last)
 
+    def parts(self) -> list[tuple[nn.Sequential, nn.Linear]]:
+        """Of each head: its blocks, its last product."""
+        heads = cast(list[nn.Sequential], list(self))
+        return [(cast(nn.Sequential, head[:-1]), cast(nn.Linear, head[-1])) for head in heads]
+
 
 class MedusaDrafter:
     point_mass = False
@@ -61,13 +66,8 @@ class MedusaDrafter:
         self.heads, self.name, self.target = heads.eval(), name, target
         speed_up(heads)
         self.longest_draft = len(heads)
-        # of each head: its blocks, its last product
-        self.parts = [(head[:-1], head[-1]) for head in heads if isinstance(head, nn.Sequential)]
-        self.products = [
-            DraftHead(last.weight, None, target.vocab_size, frequent)
-            for _, last in self.parts
-            if isinstance(last, nn.Linear)
-        ]
+        self.parts = heads.parts()
+        self.products = [DraftHead(last.weight, None, target.vocab_size, frequent) for _, last in self.parts]
 
     def open(self, prompt: Sequence[int], features: Features) -> MedusaStream:
         return MedusaStream(self, prompt, features)
@@ -120,7 +120,9 @@ def load_medusa(folder: str, name: str, target: Target, frequent: Sequence[int] 
         raise InputError(f"{name}: expected a Medusa checkpoint in {folder}, found none ({reason})") from None
     size = target.model.config.get_text_config().hidden_size
     model = MedusaHeads(heads, blocks, size, target.vocab_size)
-    state = {key: value for key, value in state.items() if int(key.partition(".")[0]) < heads}
+    # files may hold more heads than the configuration asks for
+    numbers = {key: key.partition(".")[0] for key in state}
+    state = {key: state[key] for key, number in numbers.items() if not number.isdecimal() or int(number) < heads}
     expected = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     found = {key: tuple(value.shape) for key, value in state.items()}
     if expected != found:
