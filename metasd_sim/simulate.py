@@ -124,9 +124,11 @@ def simulate(
 
     policy_seed, environment_seed = np.random.SeedSequence(seed).spawn(2)
     n_arms = len(environment.arms)
+    last = None if budget is None else int(budgets[-1])
+    if hasattr(environment, "horizon"):  # for oracles: the best arm depends on where the budget ends
+        environment.horizon = last
     environment.reset(runs, np.random.default_rng(environment_seed), policy.needs)
     if fresh_policy:
-        last = None if budget is None else int(budgets[-1])
         policy.start(runs, environment.arms, environment.max_draft, np.random.default_rng(policy_seed), last)
 
     timed = SECONDS in environment.gives

@@ -27,6 +27,14 @@ class Wrapper:
             raise AttributeError(name)
         return getattr(self.inner, name)
 
+    @property
+    def horizon(self) -> int | None:
+        return self.inner.horizon  # type: ignore[attr-defined]
+
+    @horizon.setter
+    def horizon(self, tokens: int | None) -> None:
+        self.inner.horizon = tokens  # type: ignore[attr-defined]
+
     def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
         self.inner.reset(rows, rng, needs)
         self.done: BoolArray = self.inner.done
