@@ -116,7 +116,7 @@ class CategoricalEnvironment(StreamTruth):
         )
 
     def _truth(self, rows: int, objective: str, scope: str) -> FloatArray:
-        """Tokens per round or per second, [rows, arms]; rounds are identically distributed, so every scope is alike but for a stream's budget."""
+        """Tokens per round or per second, [rows, arms]; rounds are i.i.d.: scopes differ by a stream's budget alone."""
         if scope not in SCOPES or objective not in OBJECTIVES:
             raise InputError(
                 f"truth: expected one of {', '.join(SCOPES)} and of {', '.join(OBJECTIVES)}, found {scope}, {objective}"
