@@ -21,7 +21,7 @@ from .policies.contextual import RIDGE, cross_validate
 from .regret import comparator
 from .rewards import REWARDS, make_reward
 from .rounds import FloatArray, IntArray
-from .simulate import Outcome, simulate
+from .simulate import Outcome, check_budget, simulate
 from .summary import model_rates, summarize
 
 CURVE_POINTS = 30
@@ -42,7 +42,7 @@ def arm_rates(text: str) -> list[str]:
 
 def integers(text: str) -> list[int]:
     values = numbers(text)
-    if any(value != int(value) for value in values):
+    if not all(value.is_integer() for value in values):  # infinity and NaN are none
         raise argparse.ArgumentTypeError(f"expected whole numbers separated by commas, found {text!r}")
     return [int(value) for value in values]
 
@@ -157,7 +157,7 @@ def run_bounds(arguments: argparse.Namespace) -> None:
     if gamma is None:
         raise InputError("--draft-length: expected one number, the bounds hold for one draft length; found several")
     environment = StationaryEnvironment(alphas, gamma)
-    budgets = np.array(arguments.budget or [DEFAULT_BUDGET])
+    budgets = check_budget(arguments.budget or [DEFAULT_BUDGET])
     lower = bounds.lower(alphas, gamma, budgets)
     best = environment.fixed_arms(budgets).rounds.min(axis=1)
     found: list[tuple[str, str | None, float | None, FloatArray]] = []  # policy, reward, beta, bound

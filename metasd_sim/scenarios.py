@@ -18,7 +18,7 @@ from .environments import (
     SwitchingCost,
     staying,
 )
-from .environments.laws import OVERLAPS
+from .environments.laws import OVERLAPS, draft_lengths
 from .errors import InputError
 
 ENVIRONMENTS = ("stationary", "piecewise", "drift", "domains")
@@ -111,6 +111,7 @@ def build(options: argparse.Namespace) -> Environment:
     if kind == "stationary" and len(rates) > 1:
         raise InputError(f"--arms: expected one list for --environment stationary, found {len(rates)}")
     lengths = options.draft_length
+    draft_lengths(lengths[0] if len(lengths) == 1 else lengths, len(rates[0]))  # before costs are made of them
     common: dict[str, Any] = {
         "draft_length": lengths[0] if len(lengths) == 1 else lengths,
         "overlaps": options.overlaps,

@@ -25,6 +25,7 @@ from .base import (
     FixedArms,
     StreamTruth,
 )
+from .laws import draft_lengths
 
 
 class CategoricalEnvironment(StreamTruth):
@@ -57,6 +58,7 @@ class CategoricalEnvironment(StreamTruth):
         specs = parse_specs(list(names) if arms is None else arms, names)
         if not (isinstance(draft_length, int | np.integer) and draft_length >= 1):
             raise InputError(f"draft_length: expected a whole number of 1 or more, found {draft_length}")
+        draft_lengths(max([draft_length, *(spec.length or 0 for spec in specs)]), 1)
         self.arms = tuple(spec.text for spec in specs)
         self.draft_lengths = np.array([(s.length or draft_length) if s.drafters else 0 for s in specs])  # [arms]
         self.max_draft = max(1, int(self.draft_lengths.max()))
