@@ -258,3 +258,26 @@ def test_curves_stay_readable_beside_any_legend(argv, tmp_path, capsys, monkeypa
     assert min(legend.x0, legend.y0) >= 0
     assert legend.x1 <= width
     assert legend.y1 <= height
+
+
+def test_two_outputs_in_one_place_are_refused_before_the_work(tmp_path, capsys, monkeypatch, trace_file):
+    monkeypatch.chdir(tmp_path)
+    for argv in (
+        [*SIMULATE, "--policy", "random", "--figure", "a.png", "--json", "./a.png"],
+        ["replay", trace_file, "--figure", "a.png", "--json", str(tmp_path / "a.png"), "--force"],
+        ["train-router", trace_file, "--out", "a.json", "--json", "a.json"],
+    ):
+        assert main(argv) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert "found it twice" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.safetensors"]
+
+
+@pytest.mark.parametrize("module", ["metasd_sim.cli", "metasd_live.cli"])
+def test_the_modules_of_the_commands_run_them(module):
+    if module == "metasd_live.cli":
+        pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "COMMAND" in done.stderr
