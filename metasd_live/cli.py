@@ -356,3 +356,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return console.run(build_parser, argv)
     finally:
         logging.captureWarnings(False)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID
 
 from metasd_sim import console, traces
 from metasd_sim.errors import InputError
-from metasd_sim.files import check_free, write_atomically
+from metasd_sim.files import check_outputs, write_atomically
 from metasd_sim.policies import check_reward, make_policy
 from metasd_sim.rounds import IntArray, Rounds
 from metasd_sim.simulate import parse_carry_over
@@ -57,13 +57,6 @@ ROUND_COLUMNS = (
     ("policy", ("policy",)),
     ("overhead", ("commit", "rest")),
 )
-
-
-def _check_free(*paths: str | None, force: bool) -> None:
-    """Refuses before the work what writing would refuse after it."""
-    for path in paths:
-        if path not in (None, "-"):
-            check_free(path, force)
 
 
 def _prompts(arguments: argparse.Namespace, **choice: Any) -> list[Prompt]:
@@ -111,7 +104,7 @@ def _check_source(arguments: argparse.Namespace) -> str:
 
 
 def run_train_ngram(arguments: argparse.Namespace) -> None:
-    _check_free(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
+    check_outputs(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
     settings = NgramSettings(arguments.max_context, arguments.min_context, arguments.min_share)
     source = _check_source(arguments)
     target = _target(arguments)
@@ -151,7 +144,7 @@ def _train(
     arguments: argparse.Namespace, kind: type[CausalSettings] | type[EagleSettings] | type[MedusaSettings]
 ) -> None:
     begun = check_training_out(arguments.out, arguments.force)
-    _check_free(arguments.json, None if begun else arguments.save_outputs, force=arguments.force)
+    check_outputs(arguments.json, None if begun else arguments.save_outputs, force=arguments.force)
     settings = kind(**{field.name: getattr(arguments, field.name) for field in fields(kind)})
     source = _check_source(arguments)
     evaluation = _evaluation(arguments)
@@ -210,7 +203,7 @@ def _evaluation(arguments: argparse.Namespace) -> Evaluation | None:
 
 
 def run_train_vocabulary(arguments: argparse.Namespace) -> None:
-    _check_free(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
+    check_outputs(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
     _check_source(arguments)
     target = _target(arguments)
     found = count_vocabulary(_sequences(arguments, target, 0), target, arguments.size, arguments.seed)
@@ -252,7 +245,7 @@ def _outputs(arguments: argparse.Namespace, target: Target) -> list[Output]:
 
 def run_record(arguments: argparse.Namespace) -> None:
     check_out(arguments.out, arguments.force)
-    _check_free(arguments.json, force=arguments.force)
+    check_outputs(arguments.json, force=arguments.force)
     rule = _rule(arguments)
     specs = [parse_arm(text) for text in arguments.drafter]
     prompts = _prompts(arguments, shuffle=arguments.shuffle)
@@ -289,7 +282,7 @@ def run_record(arguments: argparse.Namespace) -> None:
 
 
 def run_calibrate(arguments: argparse.Namespace) -> None:
-    _check_free(arguments.out, arguments.json, force=arguments.force)
+    check_outputs(arguments.out, arguments.json, force=arguments.force)
     trace = traces.read(arguments.trace)
     calibration = _calibration(arguments)
     target = _target(arguments)
@@ -363,7 +356,7 @@ def _summary(trace: Trace) -> dict[str, Any]:
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
-    _check_free(arguments.json, force=arguments.force)
+    check_outputs(arguments.json, force=arguments.force)
     rule = _rule(arguments)
     if arguments.check and rule.verification != "greedy":
         raise InputError(f"--check: expected temperature 0, found {rule.temperature:g}; sampled texts differ rightly")
@@ -496,7 +489,7 @@ def _show_generations(generations: Sequence[Generation], arms: Sequence[Arm], qu
 
 
 def run_bench(arguments: argparse.Namespace) -> None:
-    _check_free(arguments.json, force=arguments.force)
+    check_outputs(arguments.json, force=arguments.force)
     rule = _rule(arguments)
     parse_carry_over(arguments.carry_over)
     specs = [parse_arm(text) for text in arguments.drafter]

@@ -15,7 +15,10 @@ from .rounds import FloatArray, IntArray
 
 def check(alpha: ArrayLike, gamma: int) -> FloatArray:
     """`alpha` as a float array; refuses values outside [0, 1] and `gamma` < 1."""
-    array = np.asarray(alpha, dtype=float)
+    try:
+        array = np.asarray(alpha, dtype=float)
+    except (TypeError, ValueError):
+        raise InputError(f"alpha: expected acceptance rates in [0, 1], found {alpha!r}") from None
     if not np.all((array >= 0) & (array <= 1)):
         bad = array[~((array >= 0) & (array <= 1))].flat[0]
         raise InputError(f"alpha: expected acceptance rates in [0, 1], found {bad}")

@@ -21,7 +21,7 @@ from .policies.contextual import RIDGE, cross_validate
 from .regret import comparator
 from .rewards import REWARDS, make_reward
 from .rounds import FloatArray, IntArray
-from .simulate import Outcome, simulate
+from .simulate import Outcome, check_budget, simulate
 from .summary import model_rates, summarize
 
 CURVE_POINTS = 30
@@ -42,7 +42,7 @@ def arm_rates(text: str) -> list[str]:
 
 def integers(text: str) -> list[int]:
     values = numbers(text)
-    if any(value != int(value) for value in values):
+    if not all(value.is_integer() for value in values):  # infinity and NaN are none
         raise argparse.ArgumentTypeError(f"expected whole numbers separated by commas, found {text!r}")
     return [int(value) for value in values]
 
@@ -60,10 +60,10 @@ def save_figure(figure: Any, path: str, force: bool) -> None:
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
-    """Refuses before the work what writing would refuse after it."""
-    for path in (arguments.json, getattr(arguments, "figure", None)):
-        if path not in (None, "-"):
-            files.check_free(path, arguments.force)
+    """Refuses before the work what writing would refuse after it; weights on stdout stand there alone."""
+    figure, out = (getattr(arguments, name, None) for name in ("figure", "out"))
+    files.check_outputs(arguments.json, figure, out, force=arguments.force)
+    arguments.quiet |= out == "-"
 
 
 def show(records: Sequence[dict[str, Any]], title: str, quiet: bool) -> None:
@@ -157,7 +157,7 @@ def run_bounds(arguments: argparse.Namespace) -> None:
     if gamma is None:
         raise InputError("--draft-length: expected one number, the bounds hold for one draft length; found several")
     environment = StationaryEnvironment(alphas, gamma)
-    budgets = np.array(arguments.budget or [DEFAULT_BUDGET])
+    budgets = check_budget(arguments.budget or [DEFAULT_BUDGET])
     lower = bounds.lower(alphas, gamma, budgets)
     best = environment.fixed_arms(budgets).rounds.min(axis=1)
     found: list[tuple[str, str | None, float | None, FloatArray]] = []  # policy, reward, beta, bound
@@ -299,7 +299,6 @@ def run_replay(arguments: argparse.Namespace) -> None:
 
 def run_train_router(arguments: argparse.Namespace) -> None:
     check_outputs(arguments)
-    files.check_free(arguments.out, arguments.force)
     trace = traces.read(arguments.trace)
     if trace.features is None:
         raise InputError(
@@ -427,7 +426,9 @@ def build_parser() -> argparse.ArgumentParser:
         run_train_router,
     )
     command.add_argument("trace", metavar="TRACE", help="a .safetensors trace with features")
-    command.add_argument("--out", required=True, metavar="FILE", help="weights, for --policy router:weights=FILE")
+    command.add_argument(
+        "--out", required=True, metavar="FILE", help="weights, for --policy router:weights=FILE; - is stdout"
+    )
     command.add_argument("--objective", choices=OBJECTIVES, default="rounds", help="what the best arm has least of")
     command.add_argument("--folds", type=int, default=5, help="of the cross-validation (default: %(default)s)")
     command.add_argument("--ridge", type=float, default=RIDGE, help="penalty on the weights (default: %(default)s)")
@@ -436,3 +437,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     return console.run(build_parser, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ from .files import write_atomically
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise InputError(f"{message}; see {self.prog} --help")
+        option = re.fullmatch(r"argument (--\S+): expected one argument", message)
+        remedy = f"write {option[1]}=VALUE if the value starts with -, and " if option else ""
+        raise InputError(f"{message}; {remedy}see {self.prog} --help")
 
 
 def parser(program: str, description: str) -> argparse.ArgumentParser:

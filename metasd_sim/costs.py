@@ -16,6 +16,13 @@ from .errors import InputError
 from .rounds import FloatArray, IntArray
 
 
+def _check_seconds(name: str, value: FloatArray) -> None:
+    """Refuses seconds above 1e100 too, whose sums would soon be infinite."""
+    bad = value[~((value >= 0) & (value <= 1e100))]
+    if bad.size:
+        raise InputError(f"costs: expected {name} to be seconds, finite and not negative; found {bad.flat[0]}")
+
+
 @dataclass(frozen=True)
 class CostModel:
     """All in seconds. `missed` counts the tokens emitted since the arm was last current."""
@@ -32,8 +39,7 @@ class CostModel:
     def __post_init__(self) -> None:
         for name in ("draft", "verify", "catch_up", "overhead", "plain", "per_context"):
             value = np.asarray(getattr(self, name), dtype=float)
-            if not (np.all(np.isfinite(value)) and np.all(value >= 0)):
-                raise InputError(f"costs: expected {name} to be seconds, finite and not negative; found {value.min()}")
+            _check_seconds(name, value)
             if name in ("overhead", "plain", "per_context") and value.ndim:
                 raise InputError(f"costs: expected one number for {name}, found {value.tolist()}")
             object.__setattr__(self, name, value if value.ndim else float(value))
@@ -65,8 +71,11 @@ class CostModel:
     ) -> CostModel:
         """`draft[i]` seconds a drafted token, `verify + verify_token * drafted` a pass; plain = `verify + overhead`."""
         drafted: FloatArray = np.arange(max_draft + 1, dtype=float)
+        each = np.asarray(draft, dtype=float)
+        for name, value in (("draft", each), ("verify", verify), ("verify_token", verify_token)):
+            _check_seconds(name, np.asarray(value, dtype=float))  # here, since 0 tokens times infinity are no number
         return cls(
-            draft=np.outer(np.asarray(draft, dtype=float), drafted),
+            draft=np.outer(each, drafted),
             verify=verify + verify_token * drafted,
             catch_up=np.broadcast_to(np.asarray(catch_up, dtype=float), (len(draft),)).copy(),
             overhead=overhead,

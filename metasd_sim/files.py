@@ -20,6 +20,17 @@ def check_free(path: str | os.PathLike[str], force: bool = False) -> None:
         raise InputError(f"{path}: expected the folder {path.parent} to exist, found none; create it first")
 
 
+def check_outputs(*paths: str | None, force: bool = False) -> None:
+    """The same for all outputs of a command, each a place of its own; `-` is stdout, None no output."""
+    given = [path for path in paths if path is not None]
+    places = [path if path == "-" else os.path.realpath(path) for path in given]
+    for number, path in enumerate(given):
+        if places[number] in places[:number]:
+            raise InputError(f"{path}: expected different places for different outputs, found it twice; choose another")
+        if path != "-":
+            check_free(path, force)
+
+
 def check_folder_free(path: str | os.PathLike[str], force: bool = False) -> None:
     """The same for a folder, which `force` replaces."""
     path = Path(path)

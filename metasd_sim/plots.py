@@ -26,16 +26,20 @@ def plot_regret(records: Sequence[Mapping[str, Any]], ax: Axes | None = None, bo
 
     Dashed in the policy's colour: its upper bound. Dotted: the asymptotic lower bound.
     """
-    ax = _axes(ax, (9.0, 4.5))
     if not records:
         raise InputError("records: expected at least one, found none")
     names = list(dict.fromkeys(record["policy"] for record in records))
+    entries = len(names) + bounds * (len({r["policy"] for r in records if "upper_bound" in r}) + 1)
+    columns = 1 + entries // 45
+    ax = _axes(ax, (8.0 + 3.0 * columns, max(4.5, 1.0 + 0.17 * entries / columns)))  # high enough for the legend
+    if len(names) > 10:
+        ax.set_prop_cycle(color=plt.get_cmap("turbo")(np.linspace(0.05, 0.95, len(names))))
     for name in names:
         rows = [record for record in records if record["policy"] == name]
         budget = [row["budget"] for row in rows]
         mean = np.array([row["regret_mean"] for row in rows], dtype=float)
         se = np.array([row["regret_se"] if row["regret_se"] is not None else np.nan for row in rows], dtype=float)
-        (line,) = ax.plot(budget, mean, label=name)
+        (line,) = ax.plot(budget, mean, marker="o" if len(budget) == 1 else None, label=name)
         ax.fill_between(budget, mean - 1.96 * se, mean + 1.96 * se, color=line.get_color(), alpha=0.2, linewidth=0)
         if bounds and "upper_bound" in rows[0]:
             upper = [row["upper_bound"] for row in rows]
@@ -49,8 +53,9 @@ def plot_regret(records: Sequence[Mapping[str, Any]], ax: Axes | None = None, bo
             label="lower bound (asymptotic)",
         )
     ax.set(xscale="log", yscale="symlog", xlabel="budget B (tokens)", ylabel="regret (rounds)")
-    ax.set_ylim(bottom=0)
-    ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.set_ylim(0, max(1.0, ax.get_ylim()[1]))
+    size = "small" if entries < 20 else "x-small"
+    ax.legend(fontsize=size, ncols=columns, loc="center left", bbox_to_anchor=(1.0, 0.5))
     ax.grid(alpha=0.3)
     return _figure(ax)
 

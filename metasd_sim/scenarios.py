@@ -18,7 +18,7 @@ from .environments import (
     SwitchingCost,
     staying,
 )
-from .environments.laws import OVERLAPS
+from .environments.laws import OVERLAPS, draft_lengths
 from .errors import InputError
 
 ENVIRONMENTS = ("stationary", "piecewise", "drift", "domains")
@@ -63,7 +63,13 @@ def add_options(
     )
     add("--feature-noise", type=float, metavar="SD", help="domains: noise on the task in the features (default: 0.5)")
     add("--carry-over", help="domains: none, keep or discount:SHARE at each new prompt (default: none)")
-    add("--noise", type=float, metavar="P", help="chance that the policy is shown a random accepted count")
+    add(
+        "--noise",
+        type=float,
+        metavar="P",
+        help="chance that the policy is shown a random accepted count; not so "
+        "where it reads the overlaps of verified positions (bd-verified), which tell the count",
+    )
     add("--overlap-noise", type=float, metavar="SD", help="Gaussian noise on the overlaps that the policy is shown")
     add("--lost", type=float, metavar="P", help="chance that the policy learns nothing of a round")
     add("--switch-cost", type=float, metavar="S", help="seconds for each change of the arm; needs --draft-cost")
@@ -105,6 +111,7 @@ def build(options: argparse.Namespace) -> Environment:
     if kind == "stationary" and len(rates) > 1:
         raise InputError(f"--arms: expected one list for --environment stationary, found {len(rates)}")
     lengths = options.draft_length
+    draft_lengths(lengths[0] if len(lengths) == 1 else lengths, len(rates[0]))  # before costs are made of them
     common: dict[str, Any] = {
         "draft_length": lengths[0] if len(lengths) == 1 else lengths,
         "overlaps": options.overlaps,

@@ -59,7 +59,7 @@ class Outcome:
 
 def parse_carry_over(text: str) -> float:
     """Share of the statistics kept at a new query: `none` 0, `keep` 1, `discount:0.9` 0.9."""
-    kind, _, share = text.partition(":")
+    kind, _, share = text.partition(":") if isinstance(text, str) else ("", "", "")
     if text in ("none", "keep"):
         return float(text == "keep")
     try:
@@ -81,7 +81,8 @@ def check_needs(policy: Policy, environment: Environment) -> None:
         )
 
 
-def _budgets(budget: ArrayLike | None) -> IntArray:
+def check_budget(budget: ArrayLike | None) -> IntArray:
+    """Budgets in tokens, [budgets], increasing; of None the largest number there is."""
     budgets = np.atleast_1d(np.asarray(np.iinfo(np.int64).max if budget is None else budget))
     with np.errstate(invalid="ignore"):  # NaN and infinity are refused below
         whole = budgets.astype(np.int64) if budgets.dtype.kind in "iuf" else np.zeros(budgets.shape, dtype=np.int64)
@@ -111,11 +112,11 @@ def simulate(
     not grow with the budget unless `history` is asked for.
     """
     for name, number, least in (("runs", runs, 1), ("seed", seed, 0)):
-        if not isinstance(number, int | np.integer) or number < least:
+        if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < least:
             raise InputError(f"{name}: expected a whole number of {least} or more, found {number!r}")
     check_needs(policy, environment)
     keep = parse_carry_over(carry_over)
-    budgets = _budgets(budget)
+    budgets = check_budget(budget)
     tokens_in_stream = getattr(environment, "tokens", None)  # None: endless, or not known beforehand
     if budget is not None and tokens_in_stream is not None and budgets[-1] > tokens_in_stream:
         raise InputError(f"budget: expected at most the {tokens_in_stream} tokens of the stream, found {budgets[-1]}")
@@ -124,9 +125,11 @@ def simulate(
 
     policy_seed, environment_seed = np.random.SeedSequence(seed).spawn(2)
     n_arms = len(environment.arms)
+    last = None if budget is None else int(budgets[-1])
+    if hasattr(environment, "horizon"):  # for oracles: the best arm depends on where the budget ends
+        environment.horizon = last
     environment.reset(runs, np.random.default_rng(environment_seed), policy.needs)
     if fresh_policy:
-        last = None if budget is None else int(budgets[-1])
         policy.start(runs, environment.arms, environment.max_draft, np.random.default_rng(policy_seed), last)
 
     timed = SECONDS in environment.gives

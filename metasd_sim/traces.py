@@ -198,12 +198,14 @@ def write(trace: Trace, path: str | os.PathLike[str], force: bool = False) -> No
 
 def read(path: str | os.PathLike[str]) -> Trace:
     """Reads and validates a trace; what is wrong is named in one line."""
+    if os.path.isdir(path):
+        raise InputError(f"{path}: expected a .safetensors trace, found a folder; name a file in it")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
-        raise InputError(f"{path}: expected a trace, found no such file") from None
+        raise InputError(f"{path}: expected a trace, found no such file; metasd-live record writes one") from None
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise InputError(f"{path}: expected a .safetensors trace, found a damaged or other file ({error})") from None
     try:

@@ -158,7 +158,7 @@ def verified_difference(monkeypatch, temperature=0.7, eos=(), limit=3, lengths=(
     target = ChainTarget(logits, eos)
     arms = [Arm(arm.name, arm.drafter, n) for arm, n in zip(some_arms(vocabulary, seed), lengths, strict=False)]
     streams = [arm.drafter.open(PROMPT) for arm in arms]
-    rule = RejectionText(temperature, np.random.SeedSequence(0), limit)
+    rule = RejectionText(Rule("rejection", temperature), np.random.SeedSequence(0), limit)
     branches = Branches()
     rule.accept = [branches] * limit
     monkeypatch.setattr(verify, "sample", lambda law, uniform: branches.choose(law.tolist()))
@@ -310,7 +310,7 @@ def test_match_probability_by_hand():
 @pytest.mark.parametrize(("p", "q"), LAWS)
 def test_gumbel_drafts_match_as_often_as_they_should(p, q):
     n, temperature = 5_000, 0.7
-    rule = GumbelText(temperature, np.random.SeedSequence(0))
+    rule = GumbelText(Rule("gumbel", temperature), np.random.SeedSequence(0))
     with np.errstate(divide="ignore"):
         p_logits, q_logits = (torch.from_numpy(temperature * np.log(law)) for law in (p, q))
     drafted = [rule.draft(q_logits, t) for t in range(n)]

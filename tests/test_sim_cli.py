@@ -233,3 +233,51 @@ def test_curve_figure_keeps_the_budgets_asked_for(tmp_path, capsys):
     assert [r["budget"] for r in found] == [200]
     assert np.isfinite(found[0]["regret_se"])
     assert "<svg" in figure.read_text()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--arms", "0.9,0.8,0.6", "--budget", "100", "--runs", "3", "--policy", "all"],
+        ["--arms", "0.9", "--budget", "1", "--runs", "1", "--policy", "all"],
+        ["--arms", "0.9", "--budget", "1", "--runs", "1", "--policy", "random"],
+    ],
+)
+def test_curves_stay_readable_beside_any_legend(argv, tmp_path, capsys, monkeypatch):
+    figures = []
+    monkeypatch.setattr("metasd_sim.cli.save_figure", lambda figure, path, force: figures.append(figure))
+    assert main(["simulate", *argv, "--figure", "c.png", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    figures[0].canvas.draw()
+    width, height = figures[0].get_size_inches() * figures[0].dpi
+    ax = figures[0].axes[0]
+    assert ax.bbox.height > 0.75 * height
+    assert ax.bbox.width > 0.5 * width
+    legend = ax.get_legend().get_window_extent()
+    assert min(legend.x0, legend.y0) >= 0
+    assert legend.x1 <= width
+    assert legend.y1 <= height
+
+
+def test_two_outputs_in_one_place_are_refused_before_the_work(tmp_path, capsys, monkeypatch, trace_file):
+    monkeypatch.chdir(tmp_path)
+    for argv in (
+        [*SIMULATE, "--policy", "random", "--figure", "a.png", "--json", "./a.png"],
+        ["replay", trace_file, "--figure", "a.png", "--json", str(tmp_path / "a.png"), "--force"],
+        ["train-router", trace_file, "--out", "a.json", "--json", "a.json"],
+    ):
+        assert main(argv) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert "found it twice" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.safetensors"]
+
+
+@pytest.mark.parametrize("module", ["metasd_sim.cli", "metasd_live.cli"])
+def test_the_modules_of_the_commands_run_them(module):
+    if module == "metasd_live.cli":
+        pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "COMMAND" in done.stderr

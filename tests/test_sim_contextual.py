@@ -449,3 +449,13 @@ def test_train_router_refuses_what_it_cannot_use(capsys, tmp_path, trace_file):
         main(["replay", str(tmp_path / "other.safetensors"), "--policy", f"router:weights={tmp_path / 'r.json'}"]) == 2
     )
     assert "found other beside them" in capsys.readouterr().err
+
+
+def test_weights_on_stdout_stand_there_alone(capsys, trace_file, tmp_path):
+    table = str(tmp_path / "score.json")
+    assert main(["train-router", trace_file, "--out", "-", "--json", table]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["arms"] == ["code", "chat"]
+    assert err == ""
+    assert main(["train-router", trace_file, "--out", "-", "--json", "-"]) == 2
+    assert "found it twice" in capsys.readouterr().err

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasd_sim.costs import CostModel
-from metasd_sim.environments import ReplayEnvironment, StationaryEnvironment
+from metasd_sim.environments import LostFeedback, PiecewiseEnvironment, ReplayEnvironment, StationaryEnvironment
 from metasd_sim.environments.base import OBJECTIVES, SCOPES, SECONDS, SIGNALS, TRUTH
 from metasd_sim.policies import FixedArm, Oracle, RandomArm, make_policy, policy_specs
 from metasd_sim.simulate import simulate
 from metasd_sim.summary import summarize
-from tests.sim_cases import arm_names, make_context, make_trace, refuses, z_limit
+from tests.sim_cases import ENVIRONMENT_CASES, arm_names, make_context, make_trace, refuses, z_limit
 
 ROW = np.array([0])
 
@@ -252,3 +252,34 @@ def test_segment_regret_of_policies_is_at_least_their_regret():
     stationary = StationaryEnvironment([0.5, 0.4])
     record = summarize(simulate(RandomArm(), stationary, 30, runs=3), RandomArm(), stationary)[0]
     assert "segment_regret_mean" not in record  # one segment: the regret itself
+
+
+@pytest.mark.parametrize("name", ENVIRONMENT_CASES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_oracle_of_the_stream_is_the_comparator_at_every_budget(name, objective):
+    """The arm that it plays is a best fixed arm up to that budget, also where another is best over the whole text."""
+    environment = ENVIRONMENT_CASES[name].make()
+    if objective == "time" and SECONDS not in environment.gives:
+        with refuses("time"):
+            simulate(Oracle(objective="time"), environment, 3)
+        return
+    for budget in (1, 2, 3, 5, 8, 13, 20, 21):
+        outcome = simulate(Oracle(objective=objective), environment, budget, runs=2)
+        fixed = environment.fixed_arms(np.array([budget]))
+        spent = (fixed.rounds if objective == "rounds" else fixed.seconds)[0]
+        played = outcome.pulls[:, 0].argmax(axis=1)
+        assert np.all(outcome.pulls[:, 0].max(axis=1) == outcome.rounds[:, 0])  # one arm throughout
+        assert spent[played] == pytest.approx(spent.min(), rel=1e-9)
+
+
+def test_the_oracle_of_segments_that_the_budget_weighs_otherwise():
+    # arm 1 is best over the two segments of 1000 tokens, arm 0 over the first 1,100, arm 1 over all that follows
+    environment = PiecewiseEnvironment([[0.8, 0.2], [0.2, 0.7]])
+    for budget, best in ((1100, 0), (10_000, 1)):
+        assert environment.fixed_arms(np.array([budget])).rounds[0].argmin() == best
+        outcome = simulate(Oracle(), environment, budget, runs=20)
+        assert np.all(outcome.pulls[:, 0, 1 - best] == 0)
+        record = summarize(outcome, Oracle(), environment)[0]
+        assert abs(record["regret_mean"]) < 4 * record["regret_se"]  # false alarm 6e-5
+        wrapped = LostFeedback(environment, 0.5)
+        assert np.all(simulate(Oracle(), wrapped, budget, runs=2).pulls[:, 0, 1 - best] == 0)

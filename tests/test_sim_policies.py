@@ -752,12 +752,25 @@ def test_fixed_finds_an_arm_by_name_then_drafter_then_index():
     assert make_policy("fixed:quick", arms=arms, drafters=drafters).arm == "quick"
     assert make_policy("fixed:model:x:y", arms=arms, drafters=drafters).arm == "1"  # all after the first colon
     assert make_policy("fixed:1", arms=arms, drafters=drafters).arm == "1"  # a name before an index
-    assert make_policy("fixed:0", arms=arms, drafters=drafters).arm == 0
+    assert make_policy("fixed:0", arms=arms, drafters=drafters).arm == "quick"  # names are not mistaken
+    assert make_policy("fixed:#1", arms=("1", "0"), drafters=("1", "0")).arm == 1
+    assert make_policy("fixed:lookup", arms=arms, drafters=drafters).arm == "quick"  # the only one of its length
     for arm in ("fixed:2", "fixed:-1", "fixed", "fixed:"):
         with refuses("fixed", "quick, 1"):
             make_policy(arm, arms=arms, drafters=drafters)
     with refuses("fixed"):
         make_policy("fixed:a", arms=("x", "y"), drafters=("a", "a"))  # which of the two?
+    with refuses("fixed"):
+        make_policy("fixed:a", arms=("x", "y"), drafters=("a@2", "a@5"))
+
+
+def test_the_name_of_an_index_is_no_arms_name():
+    """Of the arms 1 and 0 the policy of the first is not called as if it played the second."""
+    arms = ("1", "0")
+    for index in (0, 1):
+        for again in (make_policy(str(FixedArm(index))), make_policy(str(FixedArm(index)), arms=arms)):
+            again.start(1, arms, 5, np.random.default_rng(0))
+            assert again.chosen == index
 
 
 @pytest.mark.parametrize(
@@ -769,6 +782,7 @@ def test_fixed_finds_an_arm_by_name_then_drafter_then_index():
         ("metasd-ucb:beta=wide", ["beta", "'wide'"]),
         ("metasd-ucb:reward=speed", ["reward", "'speed'"]),
         ("kl-ucb-trials:reward=bd", ["c=...", "'reward=bd'"]),
+        ("metasd-ucb:", ["after metasd-ucb:", "found nothing"]),
         ("random:x=1", ["no parameters", "'x=1'"]),
     ],
 )

@@ -20,9 +20,9 @@ from metasd_sim.environments import (
     StationaryEnvironment,
     SwitchingCost,
 )
-from metasd_sim.environments.base import BLOCK_OVERLAP, EVERY_ARM, OVERLAP
+from metasd_sim.environments.base import BLOCK_OVERLAP, EVERY_ARM
 from metasd_sim.policies import FixedArm, KLUCBTrials, MetaSDUCB
-from metasd_sim.rewards import BlockEfficiency
+from metasd_sim.rewards import BlockEfficiency, VerifiedDivergence
 from metasd_sim.simulate import simulate
 from metasd_sim.summary import lower_bound, summarize, upper_bound
 from tests.sim_cases import refuses, z_limit
@@ -144,7 +144,7 @@ def test_noise_shows_uniform_counts_to_the_policy_alone():
 @pytest.mark.parametrize("make", [stationary, domains])
 def test_shown_rounds_are_possible_ones(make):
     """Counts within the draft, a cut text never longer than it was, and nothing seen that was not."""
-    needs = frozenset({OVERLAP, EVERY_ARM})
+    needs = frozenset({BLOCK_OVERLAP, EVERY_ARM})
     changed = disturbed = cut = 0
     for _, _, rounds in play(NoisyFeedback(make(), 0.8, 0.3), needs, rows=40, tokens=70):
         shown = rounds.feedback
@@ -167,6 +167,17 @@ def test_shown_rounds_are_possible_ones(make):
     assert changed > 100
     assert disturbed > 1000
     assert (cut > 0) == (make is domains)
+
+
+@pytest.mark.parametrize("make", [stationary, domains])
+def test_positions_shown_as_verified_were_scored(make):
+    """So that none counts as an overlap of 0: the reward of what is shown is that of the true round."""
+    reward = VerifiedDivergence()
+    for _, _, rounds in play(NoisyFeedback(make(), 1.0), reward.needs, rows=40, tokens=70):
+        shown = rounds.feedback
+        verified = np.arange(4) < np.minimum(shown.trials, shown.drafted)[:, None]
+        assert not np.isnan(shown.overlap[verified]).any()
+        np.testing.assert_array_equal(reward(shown), reward(rounds))
 
 
 def test_overlap_noise_has_the_spread_that_was_asked_for():

@@ -17,16 +17,30 @@ from ..rounds import BoolArray, FloatArray
 def instance(alphas: ArrayLike, gamma: int) -> tuple[FloatArray, FloatArray, FloatArray]:
     """alphas, g_i and the weights 1 - g_i / g_* of the arms."""
     rates = np.atleast_1d(acceptance.check(alphas, gamma))
+    if rates.ndim != 1 or not rates.size:
+        raise InputError(f"alphas: expected acceptance rates, one per arm, found shape {list(rates.shape)}")
     g = acceptance.tokens_per_round(rates, gamma)
     return rates, g, 1 - g / g.max()
 
 
 def horizons(rounds: ArrayLike, name: str = "horizon") -> FloatArray:
-    """`rounds` as floats; refuses any under 1."""
+    """`rounds` as floats; refuses any under 1, or infinite."""
+    return _at_least(1, rounds, name)
+
+
+def _at_least(least: float, rounds: ArrayLike, name: str) -> FloatArray:
     horizon = np.asarray(rounds, dtype=float)
-    if not np.all(horizon >= 1):
-        raise InputError(f"bound: expected a {name} of 1 or more, found {horizon.min():g}")
+    bad = horizon[~((horizon >= least) & (horizon < np.inf))]
+    if bad.size:
+        raise InputError(f"bound: expected a finite {name} of {least:g} or more, found {bad.flat[0]:g}")
     return horizon
+
+
+def regret_horizon(arms: int, rounds: ArrayLike) -> FloatArray:
+    """`rounds`, 0 or more, as floats, of a regret over `arms`, 1 or more."""
+    if not (arms >= 1 and int(arms) == arms):
+        raise InputError(f"bound: expected 1 arm or more, found {arms}")
+    return _at_least(0, rounds, "number of rounds")
 
 
 def kl(p: ArrayLike, q: ArrayLike) -> FloatArray:

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from .. import acceptance
 from ..errors import InputError
 from ..rounds import FloatArray
-from .common import horizons, instance, rooted
+from .common import horizons, instance, regret_horizon, rooted
 
 
 def exp3_spec_tokens(arms: int, gamma: int, rounds: ArrayLike) -> FloatArray:
@@ -17,7 +17,9 @@ def exp3_spec_tokens(arms: int, gamma: int, rounds: ArrayLike) -> FloatArray:
     For any sequence of Y in [1, gamma + 1] fixed beforehand (Bubeck, Cesa-Bianchi 2012, Theorem 3.1). A bound on
     tokens, not on rounds: see docs/theory.md.
     """
-    return 2 * gamma * np.sqrt(horizons(rounds) * arms * np.log(arms))
+    if not gamma >= 1:
+        raise InputError(f"gamma: expected a draft length of 1 or more tokens, found {gamma}")
+    return 2 * gamma * np.sqrt(regret_horizon(arms, horizons(rounds)) * arms * np.log(arms))
 
 
 def exp3_spec_upper(alphas: ArrayLike, gamma: int, budgets: ArrayLike) -> FloatArray:
@@ -38,7 +40,7 @@ def hedge_regret(arms: int, rounds: ArrayLike, eta: float | None = None) -> Floa
     3 sqrt(T ln K / 8) for the anytime eta_t = sqrt(8 ln K / t), the default (Cesa-Bianchi, Lugosi 2006, Theorem 2.3
     has 2 sqrt(T ln K / 2) + sqrt(ln K / 8)).
     """
-    horizon = np.asarray(rounds, dtype=float)
+    horizon = regret_horizon(arms, rounds)
     if eta is None:
         return 3 * np.sqrt(horizon * np.log(arms) / 8)
     if not (np.isfinite(eta) and eta > 0):
@@ -56,9 +58,9 @@ def normal_hedge_regret(arms: int, rounds: ArrayLike) -> FloatArray:
         D(a) = exp((2 x + 1) / (2 a)) (1 + 2 (K e - K + 1) y / (K e) + (2 x + 1) / a) / 2.
     Own derivation (docs/theory.md); the order is that of Chaudhuri, Freund, Hsu (2009), Theorem 1.
     """
+    horizon = regret_horizon(arms, rounds)[..., None]
     if arms == 1:
-        return np.zeros_like(np.asarray(rounds, dtype=float))
-    horizon = np.asarray(rounds, dtype=float)[..., None]
+        return np.zeros_like(horizon[..., 0])
     largest = arms * np.e - arms + 1
     y = np.log(largest)
     step = 2 * np.sqrt(2 * _WIDTHS * y) + 1

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from ..errors import InputError
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
 
 # What an environment may give and a policy may need.
@@ -52,12 +53,36 @@ class FixedArms:
     segment_seconds: FloatArray | None = None  # [budgets]
 
 
+class StreamTruth:
+    """What an oracle of the stream knows: `B / E tau(B)` of each arm, or `B` over its seconds, for the budget `B`.
+
+    So its best arm is the comparator's of regret, also where the budget ends before the text, or between segments.
+    """
+
+    horizon: int | None = None  # B, which `simulate` sets before `reset`; None: the whole stream
+    _of_horizon: tuple[int, FixedArms] | None = None
+
+    def fixed_arms(self, budgets: IntArray) -> FixedArms:
+        raise NotImplementedError
+
+    def stream_truth(self, objective: str, horizon: int) -> FloatArray:
+        """[arms]"""
+        if self._of_horizon is None or self._of_horizon[0] != horizon:
+            self._of_horizon = horizon, self.fixed_arms(np.array([horizon]))
+        fixed = self._of_horizon[1]
+        spent = fixed.rounds if objective == "rounds" else fixed.seconds
+        if spent is None:
+            raise InputError("objective: expected rounds from an environment without costs, found time")
+        return horizon / spent[0]
+
+
 @runtime_checkable
 class Environment(Protocol):
     """`rows` streams of rounds.
 
     `rows` arguments are increasing row numbers, int [n]. Draws of a row do not depend on which other rows
-    are still running. `fixed_arms` returns None where no expectation is known (live models).
+    are still running. `fixed_arms` returns None where no expectation is known (live models). Where there is an
+    attribute `horizon`, `simulate` sets it to its last budget (or None) before `reset`.
     """
 
     arms: tuple[str, ...]

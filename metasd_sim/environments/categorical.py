@@ -13,10 +13,22 @@ from ..arms import DerivedArm, derive_costs, parse_specs
 from ..costs import CostModel, RoundClock
 from ..errors import InputError
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
-from .base import BLOCK_OVERLAP, EVERY_ARM, OBJECTIVES, OVERLAP, SCOPES, SECONDS, TRUTH, Context, FixedArms
+from .base import (
+    BLOCK_OVERLAP,
+    EVERY_ARM,
+    OBJECTIVES,
+    OVERLAP,
+    SCOPES,
+    SECONDS,
+    TRUTH,
+    Context,
+    FixedArms,
+    StreamTruth,
+)
+from .laws import draft_lengths
 
 
-class CategoricalEnvironment:
+class CategoricalEnvironment(StreamTruth):
     """Every position draws one of C equally likely contexts; there the target has the law `p[c]`, drafter i `q_i[c]`.
 
     `arms` are texts as in `metasd_sim.arms`: `A`, `A@3`, `A?adaedl=0.4`, `ensemble(A,B)?entropy=1`, `none`; by default
@@ -46,6 +58,7 @@ class CategoricalEnvironment:
         specs = parse_specs(list(names) if arms is None else arms, names)
         if not (isinstance(draft_length, int | np.integer) and draft_length >= 1):
             raise InputError(f"draft_length: expected a whole number of 1 or more, found {draft_length}")
+        draft_lengths(max([draft_length, *(spec.length or 0 for spec in specs)]), 1)
         self.arms = tuple(spec.text for spec in specs)
         self.draft_lengths = np.array([(s.length or draft_length) if s.drafters else 0 for s in specs])  # [arms]
         self.max_draft = max(1, int(self.draft_lengths.max()))
@@ -105,7 +118,7 @@ class CategoricalEnvironment:
         )
 
     def _truth(self, rows: int, objective: str, scope: str) -> FloatArray:
-        """Tokens per round or per second, [rows, arms]; rounds are identically distributed, so every scope is alike."""
+        """Tokens per round or per second, [rows, arms]; rounds are i.i.d.: scopes differ by a stream's budget alone."""
         if scope not in SCOPES or objective not in OBJECTIVES:
             raise InputError(
                 f"truth: expected one of {', '.join(SCOPES)} and of {', '.join(OBJECTIVES)}, found {scope}, {objective}"
@@ -117,6 +130,8 @@ class CategoricalEnvironment:
                     "truth: expected costs with the objective time, found none; give the environment costs"
                 )
             value = value / self.seconds_per_round()
+        if scope == "stream" and self.horizon is not None:
+            value = self.stream_truth(objective, self.horizon)
         return np.tile(value, (rows, 1))
 
     def step(self, rows: IntArray, arms: IntArray) -> Rounds:

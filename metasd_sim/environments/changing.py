@@ -12,7 +12,7 @@ from .. import acceptance
 from ..costs import CostModel
 from ..errors import InputError
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
-from .base import FEATURES, TRUTH, Context, FixedArms
+from .base import FEATURES, TRUTH, Context, FixedArms, StreamTruth
 from .laws import RoundLaw, share
 from .renewal import expected_rounds, expected_starts
 from .synthetic import SyntheticEnvironment, arm_names
@@ -69,7 +69,7 @@ class PiecewiseEnvironment(SyntheticEnvironment):
     def _tokens_of(self, scope: str, segment: IntArray | int) -> FloatArray:
         if scope in ("segment", "round"):
             return self.law.tokens[segment]
-        # the stream's best arm is one arm: tokens over rounds of the whole schedule
+        # of no stated budget the schedule: tokens over rounds of all segments
         return self._ends[-1] / (self.segment_tokens[:, None] / self.law.tokens).sum(axis=0)
 
     def fixed_arms(self, budgets: IntArray) -> FixedArms:
@@ -256,10 +256,9 @@ class DomainEnvironment(SyntheticEnvironment):
             emitted = np.insert(self.law.survival, 0, 1.0, axis=2).cumsum(axis=2)  # of a round with 1.. tokens left
             tokens = emitted[task, :, left - 1]
             return tokens if objective == "rounds" else tokens / self._price_table()[left - 1]
-        paid = self._of_query()[objective == "time"]  # [tasks, arms, query_tokens]
         if scope == "stream":
-            whole = self._law_of_tasks().sum(axis=0) @ paid[:, :, -1]
-            return np.tile(self.tokens / whole, (len(rows), 1))
+            return np.tile(self.stream_truth(objective, self.horizon or self.tokens), (len(rows), 1))
+        paid = self._of_query()[objective == "time"]  # [tasks, arms, query_tokens]
         return self.query_tokens / paid[task, :, -1]
 
     def _price_table(self) -> FloatArray:
@@ -327,7 +326,7 @@ def _stationary(transition: FloatArray) -> FloatArray:
     return np.clip(law, 0.0, None) / np.clip(law, 0.0, None).sum()
 
 
-class AdversarialEnvironment:
+class AdversarialEnvironment(StreamTruth):
     """An oblivious adversary fixed beforehand what every round of every arm accepts: accepted [rounds, arms], repeated.
 
     Nothing is random, and every row meets the same rounds.
@@ -365,11 +364,13 @@ class AdversarialEnvironment:
         )
 
     def truth(self, rows: IntArray, scope: str, objective: str) -> FloatArray:
-        """Tokens of each arm's next round, or per round of the whole sequence; [n, arms]."""
+        """Tokens of each arm's next round, or per round up to the budget (of none, the sequence); [n, arms]."""
         if objective == "time":
             raise InputError("objective: expected rounds from an environment without costs, found time")
         if scope == "round":
             return 1.0 + self.accepted[self._round[rows] % len(self.accepted)].astype(float)
+        if self.horizon is not None:
+            return np.tile(self.stream_truth(objective, self.horizon), (len(rows), 1))
         return np.tile(1.0 + self.accepted.mean(axis=0, dtype=float), (len(rows), 1))
 
     def step(self, rows: IntArray, arms: IntArray) -> Rounds:

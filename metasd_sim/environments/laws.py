@@ -40,6 +40,24 @@ def share(name: str, value: ArrayLike) -> FloatArray:
     return array
 
 
+LONGEST_DRAFT = 1024  # tables hold a number per depth
+
+
+def draft_lengths(draft_length: ArrayLike, arms: int) -> IntArray:
+    """Tokens that each arm drafts, [arms], of one number or one per arm; refuses what is no draft length."""
+    lengths = np.asarray(draft_length)
+    if lengths.shape not in ((), (arms,)):
+        raise InputError(f"draft_length: expected one number or one per arm, {arms} here; found {draft_length!r}")
+    known = lengths.dtype.kind in "iuf" and np.all((lengths >= 0) & (lengths <= LONGEST_DRAFT))
+    if not known or np.any(lengths != np.floor(lengths)):
+        raise InputError(
+            f"draft_length: expected whole numbers of tokens, 0 to {LONGEST_DRAFT}; found {draft_length!r}"
+        )
+    if not lengths.any():
+        raise InputError(f"draft_length: expected an arm that drafts 1 token or more, found {draft_length!r}")
+    return np.broadcast_to(lengths, arms).astype(np.int64)
+
+
 class RoundLaw:
     """P(N >= k) = (1 - silent) ((1 - rho) prod_{j<=k} m_j + rho E prod_{j<=k} beta_j(U)), m_j = alpha decay^(j-1).
 
@@ -61,14 +79,7 @@ class RoundLaw:
         arm_correlation: float = 0.0,
     ) -> None:
         arms = alphas.shape[1]
-        lengths = np.asarray(draft_length)
-        if lengths.shape not in ((), (arms,)) or not np.all(np.isfinite(lengths) & (lengths >= 0)):
-            lengths = np.full(1, -1)  # refused below
-        self.lengths: IntArray = np.broadcast_to(lengths, arms).astype(np.int64)  # [arms]
-        if np.any(self.lengths < 0) or np.any(self.lengths != lengths) or not self.lengths.any():
-            raise InputError(
-                f"draft_length: expected tokens, one number or one per arm, not all 0; found {draft_length}"
-            )
+        self.lengths = draft_lengths(draft_length, arms)  # [arms]
         if overlaps not in OVERLAPS:
             raise InputError(f"overlaps: expected one of {', '.join(OVERLAPS)}; found {overlaps!r}")
         if not (np.isfinite(concentration) and concentration > 0):

@@ -13,10 +13,10 @@ import numpy as np
 from ..costs import CostModel, RoundClock
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
 from ..traces import Trace
-from .base import BLOCK_OVERLAP, EVERY_ARM, FEATURES, OVERLAP, SECONDS, TRUTH, Context, FixedArms
+from .base import BLOCK_OVERLAP, EVERY_ARM, FEATURES, OVERLAP, SECONDS, TRUTH, Context, FixedArms, StreamTruth
 
 
-class ReplayEnvironment:
+class ReplayEnvironment(StreamTruth):
     """All queries of a trace in one stream, in their order (`trace.select` chooses or reorders them).
 
     Seconds are predicted by `costs` (default: the cost model in the trace); every arm is current when a
@@ -66,7 +66,7 @@ class ReplayEnvironment:
         )
 
     def truth(self, rows: IntArray, scope: str, objective: str) -> FloatArray:
-        """Tokens per expected round or second of each arm played throughout the row's stream or query; [n, arms].
+        """Tokens per expected round or second of each arm played throughout the stream or the row's query; [n, arms].
 
         Of the round that starts here: its expected tokens, or these per predicted second, catch-up included.
         """
@@ -80,11 +80,11 @@ class ReplayEnvironment:
             missed = position[:, None] - self._clock.current[rows]
             context = self._context[position, None]
             return tokens / self._clock.costs.seconds(arms, self._drafted[position], missed, context)
+        if scope == "stream":
+            return np.tile(self.stream_truth(objective, self.horizon or self.tokens), (len(rows), 1))
         fixed = self._whole
         of_query = fixed.query_rounds if objective == "rounds" else fixed.query_seconds
         assert of_query is not None
-        if scope == "stream":
-            return np.tile(self.tokens / of_query.sum(axis=0), (len(rows), 1))
         query = self._query[position]  # a segment is a query
         return np.diff(self.trace.offsets)[query, None] / of_query[query]
 

@@ -19,12 +19,13 @@ from .base import (
     TRUTH,
     Context,
     FixedArms,
+    StreamTruth,
 )
 from .laws import OVERLAPS, RoundLaw, beta_atoms
 from .renewal import stationary_rounds
 
 
-class SyntheticEnvironment:
+class SyntheticEnvironment(StreamTruth):
     """Rounds of a `RoundLaw`, whose segment may depend on the row and its position, with the seconds of `costs`."""
 
     queries = 1
@@ -102,6 +103,8 @@ class SyntheticEnvironment:
 
     def truth(self, rows: IntArray, scope: str, objective: str) -> FloatArray:
         """Tokens per round of each arm over the scope, or per second without catch-up; [n, arms]."""
+        if scope == "stream" and self.horizon is not None:
+            return np.tile(self.stream_truth(objective, self.horizon), (len(rows), 1))
         tokens = np.broadcast_to(self._tokens_of(scope, self._segment(rows)), (len(rows), len(self.arms)))
         return tokens / (1.0 if objective == "rounds" else self._seconds_or_refuse())
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
-from .base import SECONDS, Context, Environment, FixedArms
+from .base import OVERLAP, SECONDS, Context, Environment, FixedArms
 from .laws import share
 
 
@@ -26,6 +26,14 @@ class Wrapper:
         if name == "inner" or name.startswith("__"):  # not there yet while a copy is made
             raise AttributeError(name)
         return getattr(self.inner, name)
+
+    @property
+    def horizon(self) -> int | None:
+        return self.inner.horizon  # type: ignore[attr-defined]
+
+    @horizon.setter
+    def horizon(self, tokens: int | None) -> None:
+        self.inner.horizon = tokens  # type: ignore[attr-defined]
 
     def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
         self.inner.reset(rows, rng, needs)
@@ -45,6 +53,8 @@ class Wrapper:
 class NoisyFeedback(Wrapper):
     """With `probability` the policy is shown a uniform number of accepted tokens, 0..drafted, instead of the true one.
 
+    Not so a policy that needs the overlaps of verified positions: these are as many as the true number says, so it
+    sees that number (another one would call positions verified that have no overlap, or leave out the rejected one).
     `overlap_noise` is the standard deviation of Gaussian noise on every overlap, cut to [0, 1].
     """
 
@@ -55,11 +65,15 @@ class NoisyFeedback(Wrapper):
             raise InputError(f"overlap_noise: expected a standard deviation of 0 or more, found {overlap_noise}")
         self.overlap_noise = overlap_noise
 
+    def reset(self, rows: int, rng: np.random.Generator, needs: frozenset[str]) -> None:
+        super().reset(rows, rng, needs)
+        self._miscount = 0.0 if OVERLAP in needs else self.probability
+
     def step(self, rows: IntArray, arms: IntArray) -> Rounds:
         rounds = self.inner.step(rows, arms)
         shown = rounds if rounds.feedback is None else rounds.feedback
         wrong, uniform = self._rng.random((2, self._rows))[:, rows]
-        accepted = np.where(wrong < self.probability, (uniform * (shown.drafted + 1)).astype(np.int64), shown.accepted)
+        accepted = np.where(wrong < self._miscount, (uniform * (shown.drafted + 1)).astype(np.int64), shown.accepted)
         cut = shown.emitted == shown.accepted  # the text left no more tokens than these
         emitted = np.where(cut, np.minimum(accepted + 1, shown.emitted), accepted + 1)
         feedback = replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from inspect import signature
 
@@ -53,13 +54,19 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 
 
 def _find_arm(text: str, arms: Sequence[str], drafters: Sequence[str]) -> str | int:
-    """An arm's name, else its drafter, else its index."""
+    """An arm by its name, else its drafter, with or without @length, else its index, also as `#INDEX`.
+
+    Of a bare index the arm's name, since in results the index might be taken for another arm's name.
+    """
     if text in arms:
         return text
-    if drafters.count(text) == 1:
-        return arms[drafters.index(text)]
+    for known in (list(drafters), [re.sub(r"@\d+$", "", drafter) for drafter in drafters]):
+        if known.count(text) == 1:
+            return arms[known.index(text)]
     if text.isdecimal() and int(text) < len(arms):
-        return int(text)
+        return arms[int(text)]
+    if text.startswith("#") and text[1:].isdecimal() and (not arms or int(text[1:]) < len(arms)):
+        return int(text[1:])
     raise InputError(
         f"fixed: expected one of the arms {', '.join(arms)}, or an index below {len(arms)}; found {text!r}"
     )
@@ -70,11 +77,13 @@ def make_policy(spec: str, reward: str | None = None, arms: Sequence[str] = (), 
 
     `reward` is the default of policies that take one (`be` if None).
     """
-    name, _, rest = spec.partition(":")
+    name, colon, rest = spec.partition(":")
     if name not in POLICIES:
         raise InputError(f"policy: expected one of {', '.join(POLICIES)}; found {name!r}")
     if name == "fixed":
         return FixedArm(_find_arm(rest, arms, drafters))
+    if colon and not rest:
+        raise InputError(f"policy: expected key=value,... after {name}:, found nothing; leave the colon out")
     known = signature(POLICIES[name]).parameters
     options: dict[str, object] = {}
     for part in rest.split(",") if rest else []:

@@ -24,6 +24,9 @@ def _range(reward: Reward, max_draft: int) -> float:
     return 0.5 if sigma is None else 2 * sigma
 
 
+MOST_SLOTS = 100_000_000  # 2 to 3 GB
+
+
 class SlidingWindowUCB(IndexPolicy):
     """`mu_i + B sqrt(xi ln min(t, window) / n_i)` over the last `window` rounds of the row: SW-UCB.
 
@@ -46,6 +49,11 @@ class SlidingWindowUCB(IndexPolicy):
         super().start(rows, arms, max_draft, rng, horizon)
         if self.window < len(arms):
             raise InputError(f"window: expected at least the number of arms, {len(arms)}; found {self.window}")
+        if rows * self.window > MOST_SLOTS:
+            raise InputError(
+                f"window: expected rows x window of at most {MOST_SLOTS:,}, all of which are kept; found {rows:,} x "
+                f"{self.window:,}; choose a smaller window or fewer runs"
+            )
         self.width = _range(self.reward, max_draft)
         self.filled = np.zeros(rows, dtype=np.int64)  # [rows] rounds in the window
         self.next = np.zeros(rows, dtype=np.int64)  # [rows] slot of the next round

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import log_softmax
 
-from ..environments.base import FEATURES, Context
+from ..environments.base import FEATURES, OBJECTIVES, Context
 from ..errors import InputError
 from ..rewards import Reward
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
@@ -116,6 +116,13 @@ class RouterWeights:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        named = all(isinstance(arm, str) for arm in self.arms)
+        if not named or len(set(self.arms)) != len(self.arms):
+            raise InputError(f"router: expected different names of arms, found {list(self.arms)}; train it again")
+        if self.objective not in OBJECTIVES:
+            raise InputError(f"router: expected an objective of {', '.join(OBJECTIVES)}; found {self.objective!r}")
+        if not isinstance(self.provenance, dict):
+            raise InputError(f"router: expected a mapping as provenance, found {self.provenance!r}; train it again")
         if self.weights.ndim != 2 or len(self.weights) != len(self.arms) or not np.isfinite(self.weights).all():
             raise InputError(
                 f"router: expected finite weights [{len(self.arms)} arms, features + 1], "

@@ -44,7 +44,7 @@ class FixedArm:
         pass
 
     def __str__(self) -> str:
-        return f"fixed:{self.arm}"
+        return f"fixed:{self.arm}" if isinstance(self.arm, str) else f"fixed:#{self.arm}"  # no arm named "0"
 
 
 class RandomArm:

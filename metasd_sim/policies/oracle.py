@@ -15,9 +15,9 @@ from .base import argmax_random
 class Oracle:
     """`argmax_i` of the arm's true tokens per round, or per second with the objective "time", over its scope.
 
-    `stream` is the best fixed arm, `segment` the best of each stretch with one law, `query` the best of each query.
-    `round` is myopic: best in expectation over the next round alone, and so not the optimum over the text, which
-    would also weigh where the round leaves it (and, in seconds, which arms it leaves behind).
+    `stream` is the best fixed arm up to the (last) budget, `segment` the best of each stretch with one law, `query`
+    that of each query. `round` is myopic: best in expectation over the next round alone, and so not the optimum over
+    the text, which would also weigh where the round leaves it (and, in seconds, which arms it leaves behind).
     """
 
     positional = "scope"
