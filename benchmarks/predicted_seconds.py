@@ -2,7 +2,7 @@
 
     python benchmarks/predicted_seconds.py traces/smollm2-greedy.safetensors --prompts 10
 
-Every arm alone and UCB decode evaluation prompts of the trace, one after the other on each prompt, so that a slow spell
+Every arm alone, UCB and Thompson sampling decode evaluation prompts of the trace, one after the other on each prompt, so that a slow spell
 of the machine hits all alike. Greedy runs are replayed round by round, so what differs is the seconds alone: the
 prediction is the trace's cost model on the rounds that were played. Writes a table and a figure beside this script.
 """
@@ -56,7 +56,7 @@ def main() -> None:
     specs = [ArmSpec(name, parse_arm(text).drafter) for name, text in zip(trace.arms, trace.drafters, strict=True)]
     arms = build_arms(specs, target, trace.max_draft)
     rule = Rule(trace.verification, trace.provenance["temperature"])
-    policies = [f"fixed:{name}" for name in trace.arms] + ["metasd-ucb:reward=be"]
+    policies = [f"fixed:{name}" for name in trace.arms] + ["metasd-ucb:reward=be", "thompson-trials"]
     measured, predicted = np.zeros((2, len(policies), len(chosen)))
     same = 0
     started = time.perf_counter()

@@ -72,15 +72,15 @@ def _add_rule(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--verification", choices=RULES, help="default: greedy at temperature 0, rejection above; gumbel: coupled noise"
     )
-    for name, kind, text in (
-        ("top-k", int, "sample from the K likeliest tokens"),
-        ("top-p", float, "sample from the likeliest tokens of this total probability"),
-        ("min-p", float, "sample from tokens at least this share as likely as the likeliest"),
-        ("repetition-penalty", float, "divides the logits of tokens that occurred (1: none)"),
-        ("frequency-penalty", float, "off a token's logit for each time it was generated"),
-        ("presence-penalty", float, "off the logit of each token that was generated"),
+    for name, kind, symbol, text in (
+        ("top-k", int, "K", "sample from the K likeliest tokens"),
+        ("top-p", float, "P", "sample from the likeliest tokens of this total probability"),
+        ("min-p", float, "P", "sample from tokens at least this share as likely as the likeliest"),
+        ("repetition-penalty", float, "R", "divides the logits of tokens that occurred (1: none)"),
+        ("frequency-penalty", float, "F", "off a token's logit for each time it was generated"),
+        ("presence-penalty", float, "F", "off the logit of each token that was generated"),
     ):
-        command.add_argument(f"--{name}", type=kind, metavar=name[0].upper(), help=text)
+        command.add_argument(f"--{name}", type=kind, metavar=symbol, help=text)
     command.add_argument(
         "--logit-bias",
         type=bias,
