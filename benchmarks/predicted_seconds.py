@@ -2,9 +2,9 @@
 
     python benchmarks/predicted_seconds.py traces/smollm2-greedy.safetensors --prompts 10
 
-Every arm alone, UCB and Thompson sampling decode evaluation prompts of the trace, in turns on each prompt, so that a slow
-spell of the machine hits all alike. Greedy runs are replayed round by round, so what differs is the seconds alone: the
-prediction is the trace's cost model on the rounds that were played. Writes a table and a figure beside this script.
+Every arm alone, UCB and Thompson sampling decode evaluation prompts of the trace, in turns on each prompt, so that a
+slow spell of the machine hits all alike. Greedy runs are replayed round by round, so what differs is the seconds alone:
+the prediction is the trace's cost model on the rounds that were played. Writes a table and a figure beside this script.
 """
 
 from __future__ import annotations
