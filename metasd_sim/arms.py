@@ -51,7 +51,7 @@ def parse_spec(text: str, names: Sequence[str]) -> DerivedArm:
     readings = [(False, [name], text[len(name) :]) for name in names if text.startswith(name)]
     if text.startswith("ensemble("):
         ends = [i for i, letter in enumerate(text) if letter == ")"]
-        readings += [(True, _split(text[len("ensemble(") : end]), text[end + 1 :]) for end in ends]
+        readings += [(True, split_parts(text[len("ensemble(") : end]), text[end + 1 :]) for end in ends]
     for ensemble, drafters, rest in sorted(readings, key=lambda reading: len(reading[2])):
         suffix = _SUFFIX.fullmatch(rest)
         if suffix is None or not set(drafters) <= set(names):
@@ -78,7 +78,7 @@ def parse_specs(texts: Sequence[str], names: Sequence[str]) -> list[DerivedArm]:
     return [parse_spec(text, names) for text in texts]
 
 
-def _split(text: str) -> list[str]:
+def split_parts(text: str) -> list[str]:
     """At the commas outside parentheses."""
     parts, depth = [""], 0
     for letter in text:

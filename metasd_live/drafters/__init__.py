@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from metasd_sim.arms import split_parts
 from metasd_sim.errors import InputError
 
 from .base import Draft, Drafter, DraftStream
@@ -176,7 +177,7 @@ def _parse(text: str) -> DrafterSpec:
     if length is not None and not 1 <= length <= 64:
         raise InputError(f"drafter: expected a draft length of 1 to 64 after @, found {text!r}; use none for no draft")
     if body.startswith("chain(") and body.endswith(")"):
-        parts = tuple(_parse(part) for part in _split(body[len("chain(") : -1]))
+        parts = tuple(_parse(part) for part in split_parts(body[len("chain(") : -1]))
         return DrafterSpec(body, "chain", parts=parts, length=length)
     spec, comma, vocabulary = body.partition(",vocabulary=")
     kind, colon, argument = spec.partition(":")
@@ -186,18 +187,6 @@ def _parse(text: str) -> DrafterSpec:
     if comma and (not vocabulary or kind not in _NEURAL):
         raise InputError(f"drafter: expected a drafter with a model before ,vocabulary=FILE; found {text!r}")
     return DrafterSpec(body, kind, argument, length=length, vocabulary=vocabulary)
-
-
-def _split(text: str) -> list[str]:
-    """At the commas outside parentheses."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
 
 
 def build_arms(specs: Sequence[ArmSpec], target: Target, draft_length: int = DRAFT_LENGTH, least: int = 1) -> list[Arm]:

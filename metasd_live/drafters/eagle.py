@@ -11,12 +11,9 @@ before its attention unless the file has one, and there is none after it. Embedd
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaModel
@@ -27,6 +24,7 @@ from .. import compat
 from ..linear import speed_up
 from ..model import Features
 from .base import Draft
+from .checkpoint import read_checkpoint
 from .head import DraftHead
 
 if TYPE_CHECKING:
@@ -137,17 +135,9 @@ class EagleStream:
 
 def load_eagle(folder: str, name: str, target: Target, frequent: Sequence[int] | None = None) -> EagleDrafter:
     """`eagle:DIR`: a checkpoint in the public layout of EAGLE-1, for this target."""
-    try:
-        settings = json.loads((Path(folder) / "config.json").read_text())
-        path = next(Path(folder) / file for file in WEIGHTS if (Path(folder) / file).is_file())
-        if path.suffix == ".safetensors":
-            state = safetensors.torch.load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        config = LlamaConfig(**{**settings, "num_hidden_layers": 1})
-    except Exception as error:  # whatever a damaged file raises
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{name}: expected an EAGLE-1 checkpoint in {folder}, found none ({reason})") from None
+    config, state = read_checkpoint(
+        folder, WEIGHTS, lambda record: LlamaConfig(**{**record, "num_hidden_layers": 1}), name, "an EAGLE-1"
+    )
     size = target.model.config.get_text_config().hidden_size
     if config.hidden_size != size:
         raise InputError(

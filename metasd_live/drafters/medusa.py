@@ -10,12 +10,9 @@ Reads the public layout of Medusa-1: `config.json` with `medusa_num_heads` and `
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import safetensors.torch
 import torch
 from torch import nn
 
@@ -24,6 +21,7 @@ from metasd_sim.errors import InputError
 from ..linear import speed_up
 from ..model import Features
 from .base import Draft
+from .checkpoint import read_checkpoint
 from .head import DraftHead
 
 if TYPE_CHECKING:
@@ -107,17 +105,13 @@ class MedusaStream:
 
 def load_medusa(folder: str, name: str, target: Target, frequent: Sequence[int] | None = None) -> MedusaDrafter:
     """`medusa:DIR`: a checkpoint in the public layout of Medusa-1, for this target."""
-    try:
-        settings = json.loads((Path(folder) / "config.json").read_text())
-        path = next(Path(folder) / file for file in WEIGHTS if (Path(folder) / file).is_file())
-        if path.suffix == ".safetensors":
-            state = safetensors.torch.load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        heads, blocks = int(settings["medusa_num_heads"]), int(settings["medusa_num_layers"])
-    except Exception as error:  # whatever a damaged file raises
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{name}: expected a Medusa checkpoint in {folder}, found none ({reason})") from None
+    (heads, blocks), state = read_checkpoint(
+        folder,
+        WEIGHTS,
+        lambda record: (int(record["medusa_num_heads"]), int(record["medusa_num_layers"])),
+        name,
+        "a Medusa",
+    )
     size = target.model.config.get_text_config().hidden_size
     model = MedusaHeads(heads, blocks, size, target.vocab_size)
     # files may hold more heads than the configuration asks for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -53,7 +54,7 @@ class FixedArms:
     segment_seconds: FloatArray | None = None  # [budgets]
 
 
-class StreamTruth:
+class StreamTruth(ABC):
     """What an oracle of the stream knows: `B / E tau(B)` of each arm, or `B` over its seconds, for the budget `B`.
 
     So its best arm is the comparator's of regret, also where the budget ends before the text, or between segments.
@@ -62,8 +63,8 @@ class StreamTruth:
     horizon: int | None = None  # B, which `simulate` sets before `reset`; None: the whole stream
     _of_horizon: tuple[int, FixedArms] | None = None
 
-    def fixed_arms(self, budgets: IntArray) -> FixedArms:
-        raise NotImplementedError
+    @abstractmethod
+    def fixed_arms(self, budgets: IntArray) -> FixedArms: ...
 
     def stream_truth(self, objective: str, horizon: int) -> FloatArray:
         """[arms]"""
