@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import io
 import json
-import platform
 import tempfile
 from pathlib import Path
 
@@ -21,11 +20,6 @@ from metasd_live.prompts import read_prompts
 
 HERE = Path(__file__).parent
 DRAFTERS = ["lookup=lookup@3", "suffix=suffix@3", "layers=layers:26@3"]
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main() -> int:
@@ -49,7 +43,7 @@ def main() -> int:
         table = io.StringIO()
         with contextlib.redirect_stdout(table):
             code = metasd_live(command)
-    text = f"{processor()}, {len(chosen)} prompts of {len(categories)} categories\n{table.getvalue()}"
+    text = f"{len(chosen)} prompts of {len(categories)} categories\n{table.getvalue()}"
     print(text)
     if code == 0:
         (HERE / "decoding_speed.txt").write_text(text)
