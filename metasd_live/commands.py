@@ -65,7 +65,7 @@ def _prompts(arguments: argparse.Namespace, **choice: Any) -> list[Prompt]:
 
 
 def _target(arguments: argparse.Namespace) -> Target:
-    return load_target(arguments.target, arguments.dtype, arguments.device, arguments.device_map)
+    return load_target(arguments.target, arguments.dtype, arguments.device, arguments.device_map, arguments.engine)
 
 
 def _rule(arguments: argparse.Namespace) -> Rule:

@@ -77,7 +77,7 @@ def first_difference(
 
 def _in_one_pass(target: Target, context: Sequence[int]) -> torch.Tensor:
     """Logits after `context`; [1, vocab]."""
-    return target.forward(target.prefill([]), context, keep=1)
+    return target.forward(target.prefill([]), context, keep=1).clone()
 
 
 def _stepwise(target: Target, context: Sequence[int], prompt_tokens: int) -> torch.Tensor:
@@ -101,8 +101,11 @@ class _Stop(StoppingCriteria):  # type: ignore[misc]
 def plain_text(
     target: Target, prompt: Sequence[int], max_new_tokens: int, rule: Rule | None = None, ending: Ending | None = None
 ) -> list[int]:
-    """The new tokens of the greedy text that transformers writes itself, with the processors of `rule`."""
+    """The new tokens of the greedy text that the target writes alone, with the processors of `rule`: by transformers'
+    `generate` where torch runs it, else token by token."""
     ending = ending or Ending.of(target, None, ())
+    if target.settings["name"] == "openvino":
+        return _token_by_token(target, prompt, max_new_tokens, rule or Rule(), ending)
     ids = torch.tensor([list(prompt)], device=target.device)
     config = GenerationConfig(
         do_sample=False,
@@ -124,3 +127,17 @@ def plain_text(
     finally:
         target.model.generation_config = own
     return [int(token) for token in written[0, len(prompt) :]]
+
+
+def _token_by_token(
+    target: Target, prompt: Sequence[int], max_new_tokens: int, rule: Rule, ending: Ending
+) -> list[int]:
+    text = GreedyText(rule, len(prompt))
+    state, context = target.prefill(prompt), list(prompt)
+    done = False
+    while not done:
+        logits = text.process(target.forward(state, context[-1:]), context)
+        context.append(int(logits[0].argmax()))
+        new = context[len(prompt) :]
+        done = len(new) == max_new_tokens or new[-1] in ending.eos or bool(ending.strings and ending.completed(new))
+    return context[len(prompt) :]

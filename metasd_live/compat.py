@@ -10,10 +10,13 @@ import inspect
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from packaging.specifiers import SpecifierSet
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from metasd_sim.errors import InputError
 
@@ -35,6 +38,14 @@ def forward_names(model: Any) -> dict[str, str]:
     if "logits_to_keep" in parameters:
         names["logits_to_keep"] = "logits_to_keep"
     return names
+
+
+def rotation(config: Any) -> tuple[NDArray[np.float32], float] | None:
+    """Inverse frequencies [head size / 2] and scale of rotary positions, or None where they change with the length."""
+    if config.rope_parameters["rope_type"] not in ("default", "linear", "llama3", "yarn"):
+        return None
+    rotary = LlamaRotaryEmbedding(config)
+    return rotary.inv_freq.numpy(), float(rotary.attention_scaling)
 
 
 def check_rows(model: Any, name: str) -> None:

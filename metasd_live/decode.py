@@ -17,11 +17,10 @@ from metasd_sim.policies.base import Policy
 from metasd_sim.rounds import BoolArray, FloatArray, IntArray, Rounds
 from metasd_sim.simulate import simulate
 
-from . import compat
 from .drafters import Arm, Draft, DraftStream, longest_draft
 from .drafters.base import LawStream, StartLawStream, checked, open_stream
 from .ending import Ending
-from .model import Features, ModelState
+from .engines.base import Features, ModelState
 from .prompts import Prompt, prompt_features
 from .sampling import check_processors
 from .target import Target
@@ -120,7 +119,7 @@ class LiveEnvironment:
             target.check_length(len(prompt), max_new_tokens)
         wanted = _choices(drafting, len(prompts))
         if parallel:
-            compat.check_rows(target.model, target.name)
+            target.check_rows()
         self.target = target
         self.rule = rule or Rule()
         check_processors(self.rule, target.vocab_size)

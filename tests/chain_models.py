@@ -11,7 +11,7 @@ from scipy.stats import chi2, chi2_contingency
 from metasd_live.drafters import Arm, Draft
 from metasd_live.drafters.causal import CausalDrafter
 from metasd_live.drafters.none import NoDraft
-from metasd_live.model import ModelState
+from metasd_live.engines.base import ModelState
 
 torch.set_num_threads(1)  # the models are too small to share, and threads do not live on in a fork
 
@@ -23,7 +23,7 @@ class ChainModel:
     clock = staticmethod(time.perf_counter)
 
     def __init__(self, logits, name="chain"):
-        self.name, self.vocab_size = name, len(logits)
+        self.name, self.vocab_size, self.settings = name, len(logits), {"name": "chain"}
         self.table = torch.as_tensor(logits, dtype=self.dtype).reshape(-1, self.vocab_size)  # [last two, next]
 
     def check_length(self, prompt_tokens, max_new_tokens):

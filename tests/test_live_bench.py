@@ -28,9 +28,9 @@ from metasd_live.bench import (
 from metasd_live.decode import LiveEnvironment, decode
 from metasd_live.drafters import Arm, Draft
 from metasd_live.drafters.causal import CausalDrafter
-from metasd_live.linear import stock_copy
+from metasd_live.engines.linear import stock_copy
+from metasd_live.engines.torch_model import TorchModel
 from metasd_live.memory import drafter_memory, held_bytes
-from metasd_live.model import CausalModel
 from metasd_live.sampling import make_rule
 from metasd_live.timing import TimedPolicy
 from metasd_sim.errors import InputError
@@ -42,7 +42,7 @@ TOKENS = 12
 
 def other_model(target, name="model:other"):
     """A drafter with a model of its own and the whole vocabulary."""
-    return CausalDrafter(CausalModel(tiny_model(seed=1), name), name, target.vocab_size)
+    return CausalDrafter(TorchModel(tiny_model(seed=1), name), name, target.vocab_size)
 
 
 def pool(target):
@@ -109,7 +109,7 @@ def test_calls_of_transformers_are_counted(records):
     assert records[STOCK]["tokens_per_call"] == 1
     assert records[f"{STOCK}: layers:1"]["tokens_per_call"] is None  # its drafts are passes of the target too
     target, prompts = tiny_target(), tiny_prompts(2)
-    twin = CausalDrafter(CausalModel(stock_copy(target.model), "model:twin"), "model:twin", target.vocab_size)
+    twin = CausalDrafter(TorchModel(stock_copy(target.model), "model:twin"), "model:twin", target.vocab_size)
     arms = [Arm("twin", twin, 3), *arms_of(target, "lookup", draft_length=3)]
     found = {
         r["contestant"]: r["tokens_per_call"] for r in bench(Settings(target, TOKENS, eos=[]), arms, prompts, (), 1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from metasd_live.linear import MOST_ROWS, product, speed_up
+from metasd_live.engines.linear import MOST_ROWS, product, speed_up
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, MOST_ROWS, MOST_ROWS + 1])

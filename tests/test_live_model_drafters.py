@@ -14,7 +14,7 @@ from metasd_live.decode import LiveEnvironment
 from metasd_live.drafters import Arm, build_arms, parse_arm
 from metasd_live.drafters.causal import VOCABULARY, CausalDrafter, skip_layers
 from metasd_live.drafters.lookup import PromptLookup
-from metasd_live.model import CausalModel
+from metasd_live.engines.torch_model import TorchModel
 from metasd_live.target import Target
 from metasd_live.verify import Rule
 from metasd_sim import make_policy, simulate
@@ -48,7 +48,7 @@ def a_model(kind="llama", seed=0, layers=LAYERS, size=SIZE):
 
 
 def a_drafter(model, name, known=None):
-    return CausalDrafter(CausalModel(model, name), name, SIZE, known)
+    return CausalDrafter(TorchModel(model, name), name, SIZE, known)
 
 
 def close_to(model, noise=0.03):

@@ -33,7 +33,7 @@ from metasd_live.drafters import Arm, Draft, build_arms, parse_arm
 from metasd_live.drafters.causal import CausalDrafter
 from metasd_live.drafters.ngram import Ngram, NgramSettings, train_ngram
 from metasd_live.ending import Ending
-from metasd_live.model import CausalModel
+from metasd_live.engines.torch_model import TorchModel
 from metasd_live.multi import MultiDrafter
 from metasd_live.sampling import make_rule
 from metasd_live.target import Target, load_target
@@ -354,7 +354,7 @@ def short_drafter(positions=32):
     torch.manual_seed(4)
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": None, "eos_token_id": None}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=positions, **sizes))
-    return Arm("short", CausalDrafter(CausalModel(model, "short"), "short", VOCABULARY), 4)
+    return Arm("short", CausalDrafter(TorchModel(model, "short"), "short", VOCABULARY), 4)
 
 
 @pytest.mark.parametrize("policy", ["metasd-ucb", "kl-ucb-trials", "thompson-trials", "hedge", "random", "fixed:short"])

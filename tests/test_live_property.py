@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from metasd_live.drafters import Arm, Draft
 from metasd_live.drafters.causal import CausalDrafter
 from metasd_live.drafters.ngram import Ngram, NgramSettings, train_ngram
-from metasd_live.model import CausalModel
+from metasd_live.engines.torch_model import TorchModel
 from metasd_live.multi import MultiDrafter
 
 from .live_cases import (
@@ -55,7 +55,7 @@ def short_drafter(positions):
     torch.manual_seed(positions)
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": None, "eos_token_id": None}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=positions, **sizes))
-    return CausalDrafter(CausalModel(model, "short"), f"short-{positions}", VOCABULARY)
+    return CausalDrafter(TorchModel(model, "short"), f"short-{positions}", VOCABULARY)
 
 
 def an_arm(data, target, texts, plain):

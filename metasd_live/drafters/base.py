@@ -12,7 +12,7 @@ import torch
 from metasd_sim.errors import InputError
 
 if TYPE_CHECKING:
-    from ..model import Features
+    from ..engines.base import Features
     from ..verify import TextRule
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import safetensors
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from metasd_sim.errors import InputError
 
-from ..compat import check_plain_head
-from ..model import CausalModel
+from ..engines import CausalModel, load_model
 from .base import Draft
 from .head import UNSEEN, DraftHead, Logits
 
@@ -58,9 +55,8 @@ class CausalDrafter:
         if frequent is not None:
             if known is not None:
                 raise InputError(f"{name}: expected a model with the whole vocabulary, found a reduced one already")
-            check_plain_head(model.model, name)
-            head = model.model.get_output_embeddings()
-            self.head = DraftHead(head.weight, head.bias, vocab_size, frequent)
+            model.check_head()
+            self.head = DraftHead(*model.head(), vocab_size, frequent)
         if known is not None:
             self.known = torch.tensor(list(known), device=model.device)
             own = np.full(vocab_size, len(known))
@@ -142,7 +138,10 @@ class CausalStream:
 def load_causal(folder: str, name: str, target: Target, frequent: Sequence[int] | None = None) -> CausalDrafter:
     """`model:DIR`: a model of transformers, with a reduced vocabulary if `metasd-live train causal` wrote it."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=target.dtype).to(target.device)
+        dtype = str(target.dtype).removeprefix("torch.") if target.settings["name"] == "torch" else "auto"
+        model = load_model(folder, name, "torch" if dtype != "auto" else "auto", dtype, target.device)
+    except InputError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"drafter: expected a causal language model in {folder}, found none ({reason})") from error
@@ -159,7 +158,7 @@ def load_causal(folder: str, name: str, target: Target, frequent: Sequence[int] 
     elif (Path(folder) / "tokenizer_config.json").is_file():
         _check_tokens(AutoTokenizer.from_pretrained(folder), target.tokenizer, name)
         padded = True
-    return CausalDrafter(CausalModel(model, name), name, target.vocab_size, known, padded, frequent)
+    return CausalDrafter(model, name, target.vocab_size, known, padded, frequent)
 
 
 def _check_tokens(own: Any, target: Any, name: str) -> None:
@@ -175,33 +174,6 @@ def _check_tokens(own: Any, target: Any, name: str) -> None:
 
 def skip_layers(layers: int, name: str, target: Target, frequent: Sequence[int] | None = None) -> CausalDrafter:
     """`layers:K`: the target's first K layers, its norm and its head, sharing the target's weights."""
-    config = target.model.config.get_text_config()
-    if not 1 <= layers < config.num_hidden_layers:
-        raise InputError(
-            f"drafter: expected layers:K with K in 1..{config.num_hidden_layers - 1} for this target, found {name}"
-        )
-    body_name, layers_name = _layer_list(target.model, target.name)
-    model, body = _shallow_copy(target.model), _shallow_copy(getattr(target.model, body_name))
-    setattr(body, layers_name, nn.ModuleList(list(getattr(body, layers_name))[:layers]))
-    setattr(model, body_name, body)
-    model.config = body.config = copy.deepcopy(config)
-    model.config.num_hidden_layers = layers
-    if getattr(model.config, "layer_types", None):
-        model.config.layer_types = model.config.layer_types[:layers]
-    return CausalDrafter(CausalModel(model, name), name, target.vocab_size, frequent=frequent)
-
-
-def _shallow_copy(module: Any) -> Any:
-    """A module that shares everything with the original, but whose children may be replaced."""
-    twin = copy.copy(module)
-    twin._modules = dict(module._modules)
-    return twin
-
-
-def _layer_list(model: Any, name: str) -> tuple[str, str]:
-    """Where a model of transformers keeps its layers: attribute of the body, attribute of the list within it."""
-    for body_name in ("model", "transformer", "gpt_neox"):
-        for layers_name in ("layers", "h"):
-            if isinstance(getattr(getattr(model, body_name, None), layers_name, None), nn.ModuleList):
-                return body_name, layers_name
-    raise InputError(f"drafter: expected a target whose layers can be skipped, found {name}; leave layers:K out")
+    if not 1 <= layers < target.layers:
+        raise InputError(f"drafter: expected layers:K with K in 1..{target.layers - 1} for this target, found {name}")
+    return CausalDrafter(target.first_layers(layers, name), name, target.vocab_size, frequent=frequent)

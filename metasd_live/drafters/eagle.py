@@ -21,8 +21,8 @@ from transformers import LlamaConfig, LlamaModel
 from metasd_sim.errors import InputError
 
 from .. import compat
-from ..linear import speed_up
-from ..model import Features
+from ..engines.base import Features
+from ..engines.linear import speed_up
 from .base import Draft
 from .checkpoint import read_checkpoint
 from .head import DraftHead
@@ -67,10 +67,9 @@ class EagleDrafter:
     def __init__(self, model: EagleModel, name: str, target: Target, frequent: Sequence[int] | None = None) -> None:
         self.model, self.name, self.target = model.eval(), name, target
         speed_up(model)
-        self.embed = target.model.get_input_embeddings()
+        self.embedding = target.embedding()
         self.max_length: int | None = model.config.max_position_embeddings
-        head = target.model.get_output_embeddings()
-        self.head = DraftHead(head.weight, head.bias, target.vocab_size, frequent)
+        self.head = DraftHead(*target.head(), target.vocab_size, frequent)
 
     def open(self, prompt: Sequence[int], features: Features) -> EagleStream:
         return EagleStream(self, prompt, features)
@@ -129,7 +128,8 @@ class EagleStream:
         """[n, d] features before each of the tokens -> [n, d] estimates of theirs."""
         drafter = self.drafter
         ids = torch.tensor([list(tokens)], device=drafter.target.device)
-        hidden: torch.Tensor = drafter.model(drafter.embed(ids), features[None].to(drafter.target.dtype), self.cache)
+        embedded = nn.functional.embedding(ids, drafter.embedding)
+        hidden: torch.Tensor = drafter.model(embedded, features[None].to(drafter.target.dtype), self.cache)
         return hidden[0]
 
 
@@ -138,7 +138,7 @@ def load_eagle(folder: str, name: str, target: Target, frequent: Sequence[int] |
     config, state = read_checkpoint(
         folder, WEIGHTS, lambda record: LlamaConfig(**{**record, "num_hidden_layers": 1}), name, "an EAGLE-1"
     )
-    size = target.model.config.get_text_config().hidden_size
+    size = target.size
     if config.hidden_size != size:
         raise InputError(
             f"{name}: expected hidden states of {size} numbers as the target's, found {config.hidden_size}"

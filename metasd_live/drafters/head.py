@@ -14,7 +14,7 @@ import torch
 from metasd_sim.errors import InputError
 from metasd_sim.files import write_atomically
 
-from ..linear import product
+from ..engines.linear import product
 
 UNSEEN = -torch.inf  # logit of tokens that a drafter cannot propose
 Logits = Callable[[torch.Tensor], torch.Tensor]  # [n, d] -> [n, vocab], float32

@@ -18,8 +18,8 @@ from torch import nn
 
 from metasd_sim.errors import InputError
 
-from ..linear import speed_up
-from ..model import Features
+from ..engines.base import Features
+from ..engines.linear import speed_up
 from .base import Draft
 from .checkpoint import read_checkpoint
 from .head import DraftHead
@@ -112,7 +112,7 @@ def load_medusa(folder: str, name: str, target: Target, frequent: Sequence[int] 
         name,
         "a Medusa",
     )
-    size = target.model.config.get_text_config().hidden_size
+    size = target.size
     model = MedusaHeads(heads, blocks, size, target.vocab_size)
     # files may hold more heads than the configuration asks for
     numbers = {key: key.partition(".")[0] for key in state}

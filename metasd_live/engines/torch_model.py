@@ -1,100 +1,78 @@
-"""A causal language model with a cache that rolls back: what target and drafters share."""
+"""The reference engine, on any device: transformers' own forward pass, with a cache that rolls back."""
 
 from __future__ import annotations
 
-import time
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from metasd_sim.errors import InputError
 
-from . import compat
+from .. import compat
+from .base import BatchState, CausalModel, Features, ModelState, check_rollback
 from .linear import speed_up
-
-
-class Features:
-    """The model's hidden states that feed its head, of each token of one row's cache; what white-box drafters read."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        self._rows: torch.Tensor | None = None  # [capacity, d]
-
-    def append(self, hidden: torch.Tensor) -> None:
-        """hidden [n, d]."""
-        end = self.length + len(hidden)
-        if self._rows is None or end > len(self._rows):
-            rows = hidden.new_empty((2 * end + 64, hidden.shape[1]))
-            if self._rows is not None:
-                rows[: self.length] = self._rows[: self.length]
-            self._rows = rows
-        self._rows[self.length : end] = hidden
-        self.length = end
-
-    def forget(self, tokens: int) -> None:
-        self.length -= tokens
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, rows: slice) -> torch.Tensor:
-        """[n, d]; of the rows there are."""
-        if self._rows is None:
-            return torch.empty((0, 0))
-        return self._rows[: self.length][rows]
+from .threads import limit_threads
 
 
 @dataclass
-class ModelState:
-    """What a model remembers of one row."""
+class MaskedRows(BatchState):
+    """Rows differ in length, so places of the cache are masked where a row has padding or forgot what was rejected."""
 
-    cache: Any
-    length: int = 0  # tokens cached
-    features: Features | None = None  # where somebody reads them
+    valid: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # [rows, slots] bool: it holds a token
 
 
-@dataclass
-class BatchState:
-    """What a model remembers of several rows, in one cache.
-
-    Rows differ in length, so places of the cache are masked where a row has padding or forgot what was rejected.
-    """
-
-    cache: Any
-    valid: torch.Tensor  # [rows, slots] bool: the place holds a token of the row
-    length: list[int]  # [rows] tokens cached
-    features: list[Features] | None = None  # [rows]
-
-
-class CausalModel:
-    """One forward pass over new tokens, on one device, in one dtype."""
+class TorchModel(CausalModel):
+    """A model of transformers, on one device (or spread over some), in one dtype."""
 
     def __init__(self, model: Any, name: str) -> None:
         compat.check_version()
         compat.check_rollback(model, name)
-        self.model = model.eval()
+        limit_threads()
+        self._model = model.eval()
         speed_up(model)
         self.name = name
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        config = model.config.get_text_config()
+        self.config = config = model.config.get_text_config()
+        self.generation_config = model.generation_config
         self.vocab_size: int = config.vocab_size
+        self.size, self.layers = config.hidden_size, config.num_hidden_layers
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.settings = {"name": "torch"}
         self._names = compat.forward_names(model)
 
-    def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
-        if self.max_length is not None and prompt_tokens + max_new_tokens > self.max_length:
-            raise InputError(
-                f"{self.name}: expected prompt and new tokens to fit {self.max_length} positions, "
-                f"found {prompt_tokens} and {max_new_tokens}; shorten the prompt or lower --max-new-tokens"
-            )
+    @property
+    def model(self) -> Any:
+        return self._model
+
+    def embedding(self) -> torch.Tensor:
+        return self.model.get_input_embeddings().weight
+
+    def head(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        head = self.model.get_output_embeddings()
+        return head.weight, head.bias
+
+    def check_head(self) -> None:
+        compat.check_plain_head(self.model, self.name)
+
+    def first_layers(self, layers: int, name: str) -> TorchModel:
+        body_name, layers_name = _layer_list(self.model, self.name)
+        model, body = _shallow_copy(self.model), _shallow_copy(getattr(self.model, body_name))
+        setattr(body, layers_name, nn.ModuleList(list(getattr(body, layers_name))[:layers]))
+        setattr(model, body_name, body)
+        model.config = body.config = copy.deepcopy(self.model.config.get_text_config())
+        model.config.num_hidden_layers = layers
+        if getattr(model.config, "layer_types", None):
+            model.config.layer_types = model.config.layer_types[:layers]
+        return TorchModel(model, name)
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int], features: bool = False) -> ModelState:
-        """Caches all but the last token, which the first round reads, so that it emits the first new token."""
         state = ModelState(compat.new_cache(), features=Features() if features else None)
         if len(ids) > 1:
             self._pass(state, ids[:-1], logits_to_keep=1)
@@ -102,12 +80,10 @@ class CausalModel:
 
     @torch.inference_mode()
     def forward(self, state: ModelState, ids: Sequence[int], keep: int = 0) -> torch.Tensor:
-        """Logits that follow each of `ids`, or the last `keep` of them; all are cached: [len(ids), vocab], float32."""
         return self._pass(state, ids, logits_to_keep=keep).float()
 
     @torch.inference_mode()
     def hidden(self, state: ModelState, ids: Sequence[int], keep: int) -> torch.Tensor:
-        """What the head would turn into the last `keep` logits of `forward`: [keep, d]."""
         arguments = {self._names["cache"]: state.cache, "use_cache": True}
         body = self.model.base_model
         rows: torch.Tensor = body(torch.tensor([list(ids)], device=self.device), **arguments).last_hidden_state[0]
@@ -115,20 +91,20 @@ class CausalModel:
         return rows[-keep:]
 
     def rollback(self, state: ModelState, tokens: int) -> None:
-        """Forgets the last `tokens` cached tokens."""
-        if not 0 <= tokens <= state.length:
-            raise ValueError(f"rollback: expected 0..{state.length} tokens, found {tokens}")
+        check_rollback(state.length, tokens)
         compat.crop(state.cache, tokens)
         state.length -= tokens
         if state.features is not None:
             state.features.forget(tokens)
 
+    def check_rows(self) -> None:
+        compat.check_rows(self.model, self.name)
+
     @torch.inference_mode()
     def prefill_rows(self, prompts: Sequence[Sequence[int]], features: bool = False) -> BatchState:
-        """`prefill` of several prompts in one pass."""
-        compat.check_rows(self.model, self.name)
+        self.check_rows()
         none = torch.zeros((len(prompts), 0), dtype=torch.bool, device=self.device)
-        state = BatchState(compat.new_cache(), none, [0] * len(prompts))
+        state = MaskedRows(compat.new_cache(), [0] * len(prompts), valid=none)
         if features:
             state.features = [Features() for _ in prompts]
         if max(map(len, prompts)) > 1:
@@ -139,13 +115,12 @@ class CausalModel:
 
     @torch.inference_mode()
     def forward_rows(self, state: BatchState, ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """`forward` of every row: logits [len(ids[row]), vocab], float32."""
         logits = self._pass_rows(state, ids, logits_to_keep=0)
         return [row[: len(own)].float() for row, own in zip(logits, ids, strict=True)]
 
     @torch.inference_mode()
     def rollback_rows(self, state: BatchState, tokens: Sequence[int]) -> None:
-        """Each row forgets its last `tokens[row]` cached tokens."""
+        assert isinstance(state, MaskedRows)
         keep = torch.tensor([n - forget for n, forget in zip(state.length, tokens, strict=True)], device=self.device)
         state.valid &= state.valid.cumsum(dim=1) <= keep[:, None]
         state.length = keep.tolist()
@@ -163,7 +138,7 @@ class CausalModel:
 
     @torch.inference_mode()
     def select_rows(self, state: BatchState, rows: Sequence[int]) -> None:
-        """Keeps these rows."""
+        assert isinstance(state, MaskedRows)
         at = torch.tensor(list(rows), device=self.device)
         if state.valid.shape[1]:
             compat.select_rows(state.cache, at)
@@ -171,12 +146,6 @@ class CausalModel:
         state.length = [state.length[row] for row in rows]
         if state.features is not None:
             state.features = [state.features[row] for row in rows]
-
-    def clock(self) -> float:
-        """Seconds, once the device has done all that it was told to."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
 
     @contextmanager
     def _watching(self, wanted: bool) -> Iterator[list[torch.Tensor]]:
@@ -193,6 +162,7 @@ class CausalModel:
             handle.remove()
 
     def _pass_rows(self, state: BatchState, ids: Sequence[Sequence[int]], logits_to_keep: int) -> torch.Tensor:
+        assert isinstance(state, MaskedRows)
         width = max(map(len, ids))
         tokens = torch.tensor([[*row, *[row[-1]] * (width - len(row))] for row in ids], device=self.device)
         count = torch.tensor([len(row) for row in ids], device=self.device)
@@ -224,3 +194,19 @@ class CausalModel:
             state.features.append(hidden[0][0])
         state.length += len(ids)
         return logits[-logits_to_keep:]
+
+
+def _shallow_copy(module: Any) -> Any:
+    """A module that shares everything with the original, but whose children may be replaced."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    return twin
+
+
+def _layer_list(model: Any, name: str) -> tuple[str, str]:
+    """Where a model of transformers keeps its layers: attribute of the body, attribute of the list within it."""
+    for body_name in ("model", "transformer", "gpt_neox"):
+        for layers_name in ("layers", "h"):
+            if isinstance(getattr(getattr(model, body_name, None), layers_name, None), nn.ModuleList):
+                return body_name, layers_name
+    raise InputError(f"drafter: expected a target whose layers can be skipped, found {name}; leave layers:K out")
