@@ -117,8 +117,9 @@ class OpenVINOModel(CausalModel):
         self.settings = {
             "name": "openvino",
             "version": version("openvino"),
-            "weights": "int8 by rows" if self.mode == "int8" else " and ".join(sorted(_matrix_types(built))),
-            **{key.lower(): str(compiled.get_property(key)) for key in EXACT},
+            "mode": self.mode or "exact",
+            "weights": " and ".join(sorted(_matrix_types(built))),
+            **{key.lower(): _plain(compiled.get_property(key)) for key in EXACT},
             "instructions": sorted(self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")),
         }
 
@@ -321,6 +322,11 @@ class _Cache:
         self.bias = np.take_along_axis(self.bias, at, axis=1)
         self.position = np.take_along_axis(self.position, at, axis=1)
         self.used = longest
+
+
+def _plain(value: Any) -> str:
+    """A property of the plug-in as text: `float32` for a type."""
+    return str(value.to_string() if isinstance(value, ov.Type) else value)
 
 
 def _above(width: int) -> NDArray[np.bool_]:

@@ -67,7 +67,8 @@ def _rows_of_int8(weight: Weight) -> Weight:
     values = dense(weight).numpy()
     if values.ndim < 2:
         return weight
-    scale = np.maximum(np.abs(values).max(axis=1, keepdims=True) / 127, 1e-8).astype(np.float16)
+    scale = (np.abs(values).max(axis=1, keepdims=True) / 127).astype(np.float16)
+    scale[scale == 0] = 1
     q = np.clip(np.rint(values / scale.astype(np.float32)), -127, 127).astype(np.int8)
     return Groups(q[:, None, :], scale[:, None, :], None)
 
