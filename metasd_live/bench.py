@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import platform
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from itertools import pairwise
@@ -22,6 +22,7 @@ from metasd_sim.policies import Policy
 from metasd_sim.policies.fixed import FixedArm
 from metasd_sim.rounds import FloatArray
 
+from .blocks import compare_blocks
 from .compare import first_difference
 from .decode import decode
 from .drafters import Arm
@@ -35,8 +36,9 @@ from .target import Target
 from .verify import Rule
 
 PLAIN, STOCK, STOCK_ON_OURS = "plain", "transformers", "transformers on our layers"
-PARTS = ("draft", "catch_up", "verify", "score", "policy", "commit", "rest")  # of a round's time
+PARTS = ("draft", "catch_up", "verify", "choose", "score", "policy", "commit", "rest")  # of a round's time
 WARM_UP_TOKENS = 16
+BLOCK_TEXTS, BLOCK_TOKENS = 2, 48  # on which blocks are compared with single steps
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,8 @@ def bench(
                 on_run()
 
     by_name = dict(zip(names, runs, strict=True))
+    texts = [[*prompt, *own[0].tokens][-BLOCK_TOKENS:] for prompt, own in zip(prompts, by_name[PLAIN], strict=True)]
+    blocks = asdict(compare_blocks(target, texts[:BLOCK_TEXTS]))
     memory = {arm.name: drafter_memory(target, arm) for arm in arms if arm.length}
     records = []
     for c, one in enumerate(contestants):
@@ -265,6 +269,7 @@ def bench(
             for r, run in enumerate(own)
         ]
         record["settings"] = _describe(settings, arms, len(prompts), repetitions)
+        record["blocks"] = blocks
         records.append(record | machine(target))
     return records
 
@@ -307,6 +312,7 @@ def round_parts(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Seconds of the rounds by what they went to; the parts sum to the whole."""
     parts = {name: float(sum(played[f"{name}_seconds"] for played in rounds)) for name in PARTS}
     parts["draft"] -= parts["catch_up"]
+    parts["verify"] -= parts["choose"]
     return parts
 
 

@@ -52,7 +52,8 @@ from .verify import Rule
 ROUND_COLUMNS = (
     ("draft", ("draft",)),
     ("catch-up", ("catch_up",)),
-    ("verify", ("verify",)),
+    ("pass", ("verify",)),
+    ("choice", ("choose",)),
     ("scoring", ("score",)),
     ("policy", ("policy",)),
     ("overhead", ("commit", "rest")),
@@ -532,7 +533,8 @@ def run_bench(arguments: argparse.Namespace) -> None:
 def _show_bench(records: Sequence[dict[str, Any]], quiet: bool) -> None:
     settings, device = records[0]["settings"], records[0]["device"]
     title = (
-        f"{settings['target']} in {settings['dtype']} on {device['name']}, {device['threads']} threads: "
+        f"{settings['target']} by {settings['engine']['name']} in {settings['dtype']} on {device['name']}, "
+        f"{device['threads']} threads: "
         f"{settings['prompts']} prompts, {settings['repetitions']} times, {settings['max_new_tokens']} tokens at most; "
         f"prefill included, 95% intervals over prompts; theirs: transformers with that drafter, or else plain"
     )
@@ -585,6 +587,12 @@ def _show_bench(records: Sequence[dict[str, Any]], quiet: bool) -> None:
     ]
     note = "" if peaks else "; the peak of a run is not measured on this device"
     console.table(f"memory that is not the target's, weights and state exact{note}", columns, rows, quiet)
+    for kind, found in records[0]["blocks"].items():
+        if not quiet:
+            print(
+                f"blocks against single steps ({kind.replace('_', ' ')}): {found['equal']} of {found['rows']} rows of "
+                f"logits equal, the others by at most {found['largest']:.2g}, {found['changed']} greedy tokens changed"
+            )
     for one in records:
         if one["retired"]:
             print(f"{one['contestant']}: its drafter failed and was retired: {one['retired']}")

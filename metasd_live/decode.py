@@ -41,6 +41,7 @@ class LiveRound:
     seconds: float
     draft_seconds: float
     verify_seconds: float  # the target's pass and the choice of its tokens
+    choose_seconds: float  # of the verifying: processors and the choice of tokens, once the pass is done
     commit_seconds: float  # rollback and bookkeeping
     catch_up_seconds: float = 0.0  # of the drafting: the pass that read missed tokens, and drafts the first new one
     score_seconds: float = 0.0  # of all arms, for policies that ask for full information
@@ -283,6 +284,7 @@ class LiveEnvironment:
         # Reading the tokens waits for the device, so that the clock after this phase is right.
         blocks = [[text.context[-1], *draft.tokens] for text, draft in zip(texts, drafts, strict=True)]
         raw = self._states.forward(played_rows, blocks)
+        passed = self.target.clock()
         logits, verdicts = [], []
         for text, own, draft, block in zip(texts, models, drafts, raw, strict=True):
             logits.append(own.rule.process(block, text.context, draft.tokens))
@@ -309,6 +311,7 @@ class LiveEnvironment:
                 seconds=sum(phases),
                 draft_seconds=phases[0],
                 verify_seconds=phases[1],
+                choose_seconds=(verified - passed) / len(group),
                 commit_seconds=phases[2],
                 catch_up_seconds=_read_seconds(models[g].streams[chosen[g]]) if missed[g] and draft.tokens else 0.0,
             )

@@ -376,6 +376,7 @@ def calibrated(
     settings = {
         "prompts": [prompt.id for prompt in prompts],
         "repetitions": repetitions,
+        "engine": recorder.provenance["engine"],
         "device": recorder.provenance["device"],
         "threads": recorder.provenance["threads"],
     }

@@ -113,7 +113,7 @@ def test_generate_a_prompt_and_a_file(call):
     target = tiny_target()
     text = target.decode(reference_text(target, target.encode("w5 w6 w5"), 9))
     assert text in out
-    for part in ("draft", "catch-up", "verify", "policy", "overhead"):  # of a round's time
+    for part in ("draft", "catch-up", "pass", "choice", "policy", "overhead"):  # of a round's time
         assert part in out
     code, out, _ = call(
         *generate, *PROMPTS, "--limit", 2, "--policy", "kl-ucb-trials", "--carry-over", "keep", "--json", "-"

@@ -98,7 +98,7 @@ class OpenVINOModel(CausalModel):
         self.shape = shape_of(config)
         self._read, self._load = read, load
         self._core = ov.Core()
-        self._file: Path | None = None  # that holds the graph's constants
+        self.file: Path | None = None  # that holds the graph's constants
         built = self._cached(cache) if cache is not None else self._build()
         self.vocab_size, self.size, self.layers = config.vocab_size, config.hidden_size, config.num_hidden_layers
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
@@ -112,8 +112,8 @@ class OpenVINOModel(CausalModel):
         self._free: list[Any] = []  # requests that no state uses
         for width in (1, 4, 32):  # the plug-in packs weights anew for products of one row, of few and of many
             self.prefill([0] * (width + 1))
-        if self._file is not None:
-            release_pages(self._file)
+        if self.file is not None:
+            release_pages(self.file)
         self.settings = {
             "name": "openvino",
             "version": version("openvino"),
@@ -139,7 +139,7 @@ class OpenVINOModel(CausalModel):
             except OSError:
                 if not place.is_dir():  # else another process was faster
                     return self._build()  # a folder that cannot be written to costs time, not the run
-        self._file = place / "graph.bin"
+        self.file = place / "graph.bin"
         return self._core.read_model(place / "graph.xml")
 
     @cached_property
@@ -167,7 +167,7 @@ class OpenVINOModel(CausalModel):
         twin = object.__new__(OpenVINOModel)
         twin.__dict__.update({key: value for key, value in vars(self).items() if key not in ("model", "_tables")})
         twin.name, twin.layers, twin.shape = name, layers, replace(self.shape, layers=layers)
-        twin._file = None
+        twin.file = None
         twin._compile(twin._build())
         return twin
 
