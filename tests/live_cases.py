@@ -1,5 +1,6 @@
 """Tiny models and drafters that the live tests share: no network, no weights."""
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -61,7 +62,17 @@ def tiny_target(kind="llama", seed=0, eos=()):
     """A target whose texts end at any token of `eos`."""
     model = tiny_model(kind, seed)
     model.generation_config.eos_token_id = list(eos) or None
-    return Target(model, tiny_tokenizer(), f"tiny-{kind}")
+    return Target(engine_of(model, kind), tiny_tokenizer(), f"tiny-{kind}")
+
+
+def engine_of(model, name):
+    """The model, or what the engine makes of it that `METASD_TEST_ENGINE` names, if it knows the model."""
+    if os.environ.get("METASD_TEST_ENGINE") != "openvino" or model.config.model_type == "gpt2":
+        return model
+    from metasd_live.engines.openvino_model import OpenVINOModel
+    from metasd_live.engines.weights import of_model
+
+    return OpenVINOModel(model.config, model.generation_config, lambda: of_model(model), lambda: model, name)
 
 
 def tiny_prompts(count, seed=0, length=12):

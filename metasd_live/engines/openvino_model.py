@@ -347,6 +347,8 @@ def release_pages(file: Path) -> None:
     Once the plug-in has packed the weights nobody reads their first form, but for the embeddings of single tokens.
     """
     libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)  # what compiling needed
     if not hasattr(libc, "madvise") or not Path("/proc/self/maps").exists():
         return
     for line in Path("/proc/self/maps").read_text().splitlines():
