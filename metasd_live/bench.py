@@ -31,6 +31,7 @@ from .drafters.none import NoDraft
 from .ending import Ending
 from .linear import stock_copy
 from .memory import drafter_memory
+from .processors import WARPERS
 from .target import Target
 from .verify import Rule
 
@@ -120,9 +121,9 @@ class Theirs:
         options = self.options | {"max_new_tokens": settings.max_new_tokens, "pad_token_id": 0}
         options |= {"eos_token_id": sorted(ending.eos) or None, "do_sample": rule.temperature > 0}
         if rule.temperature:
-            warpers = dict(setting.split("=") for setting in rule.settings if setting.startswith(("top_", "min_p")))
-            options |= {"temperature": rule.temperature, "top_k": int(warpers.get("top_k", 0))}
-            options |= {name: float(warpers[name]) for name in ("top_p", "min_p") if name in warpers}
+            said = dict(setting.split("=", 1) for setting in rule.settings if "=" in setting)
+            options |= {"temperature": rule.temperature, "top_k": int(said.get("top_k", 0))}
+            options |= {name: float(said[name]) for name in ("top_p", "min_p", *WARPERS) if name in said}
         if rule.processors:
             opened = rule.open(np.random.SeedSequence(0), settings.max_new_tokens, len(prompt))
             options["logits_processor"] = list(opened.processors)  # type: ignore[attr-defined]

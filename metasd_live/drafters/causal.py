@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import safetensors
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,9 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from metasd_sim.errors import InputError
 
 from ..compat import check_plain_head
+from ..files import revision_of
 from ..model import CausalModel
 from .base import Draft
-from .head import UNSEEN, DraftHead, Logits
+from .head import UNSEEN, DraftHead, Logits, read_vocabulary
 
 if TYPE_CHECKING:
     from ..target import Target
@@ -98,7 +98,7 @@ class CausalStream:
         logits = self._catch_up(context, 1)
         self.read_seconds = clock() - start
         while True:
-            scores = rule.process(logits[-1:], [*context, *tokens])[0]
+            scores = rule.process_draft(logits[-1:], [*context, *tokens])[0]
             laws.append(rule.laws(scores))
             tokens.append(rule.draft(scores, position + len(tokens)))
             if len(tokens) == limit:
@@ -142,20 +142,19 @@ class CausalStream:
 def load_causal(folder: str, name: str, target: Target, frequent: Sequence[int] | None = None) -> CausalDrafter:
     """`model:DIR`: a model of transformers, with a reduced vocabulary if `metasd-live train causal` wrote it."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=target.dtype).to(target.device)
+        place, revision = revision_of(folder)
+        options = {} if revision is None else {"revision": revision}
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=target.dtype, **options).to(target.device)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"drafter: expected a causal language model in {folder}, found none ({reason})") from error
     known, padded = None, False
     vocabulary = Path(folder) / VOCABULARY
     if vocabulary.is_file():
-        with safetensors.safe_open(vocabulary, framework="numpy") as file:
-            known = file.get_tensor("known").tolist()
-            if (file.metadata() or {}).get("tokenizer") != target.tokenizer_hash:
-                raise InputError(
-                    f"{name}: expected a drafter trained for the target's tokenizer, found another; "
-                    f"train one with metasd-live train causal --target {target.name}"
-                )
+        try:
+            known = read_vocabulary(vocabulary, target.tokenizer_hash)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
     elif (Path(folder) / "tokenizer_config.json").is_file():
         _check_tokens(AutoTokenizer.from_pretrained(folder), target.tokenizer, name)
         padded = True
