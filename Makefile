@@ -30,12 +30,12 @@ demo: demo-install
 	  --policy random --policy metasd-ucb:reward=be --policy metasd-ucb:reward=bd-verified \
 	  --policy metasd-ucb:reward=tokens-per-second --policy kl-ucb-trials --policy thompson-trials --policy hedge \
 	  --figure out/replay.png --json out/replay.json --force
-	@echo "SmolLM2-135M at temperature 0.7, with drafters that cost time: best in rounds is not best in seconds:"
+	@echo "SmolLM2-135M at temperature 0.7, with drafters that cost time: best in rounds, not in seconds:"
 	@$(BIN)/metasd-sim replay traces/smollm2-t07.safetensors --runs 50 --carry-over keep \
 	  $(foreach arm,none lookup general causal layers,--policy fixed:$(arm)) \
 	  --policy metasd-ucb:reward=be --policy metasd-ucb:reward=tokens-per-second --policy hedge \
 	  --figure out/seconds.png --json out/seconds.json --force
-	@echo "figures: out/regret.png (regret under its bounds), out/replay.png (speedup by category), out/seconds.png"
+	@echo "figures in out/: regret.png (under its bounds), replay.png (speedup by category), seconds.png"
 
 test: install
 	$(BIN)/python -m pytest -n 2 -m "not slow"

@@ -30,8 +30,10 @@ from .drafters.causal import CausalDrafter
 from .drafters.lookup import LONGEST, PromptLookup
 from .drafters.none import NoDraft
 from .ending import Ending
+from .engines import TorchModel
 from .engines.linear import stock_copy
 from .memory import drafter_memory
+from .processors import WARPERS
 from .target import Target
 from .verify import Rule
 
@@ -122,9 +124,9 @@ class Theirs:
         options = self.options | {"max_new_tokens": settings.max_new_tokens, "pad_token_id": 0}
         options |= {"eos_token_id": sorted(ending.eos) or None, "do_sample": rule.temperature > 0}
         if rule.temperature:
-            warpers = dict(setting.split("=") for setting in rule.settings if setting.startswith(("top_", "min_p")))
-            options |= {"temperature": rule.temperature, "top_k": int(warpers.get("top_k", 0))}
-            options |= {name: float(warpers[name]) for name in ("top_p", "min_p") if name in warpers}
+            said = dict(setting.split("=", 1) for setting in rule.settings if "=" in setting)
+            options |= {"temperature": rule.temperature, "top_k": int(said.get("top_k", 0))}
+            options |= {name: float(said[name]) for name in ("top_p", "min_p", *WARPERS) if name in said}
         if rule.processors:
             opened = rule.open(np.random.SeedSequence(0), settings.max_new_tokens, len(prompt))
             options["logits_processor"] = list(opened.processors)  # type: ignore[attr-defined]
@@ -167,7 +169,9 @@ def stock_contestants(target: Target, arms: Sequence[Arm]) -> tuple[list[Theirs]
     """
     stock = stock_copy(target.model)
     stock.generation_config = GenerationConfig()
-    contestants = [Theirs(STOCK, stock), Theirs(STOCK_ON_OURS, _with_settings(target.model))]
+    contestants = [Theirs(STOCK, stock)]
+    if isinstance(target.engine, TorchModel):
+        contestants.append(Theirs(STOCK_ON_OURS, _with_settings(target.model)))
     matches = {}
     for arm in arms:
         drafter, fixed = arm.drafter, _fixed_length(arm.length)
@@ -176,7 +180,7 @@ def stock_contestants(target: Target, arms: Sequence[Arm]) -> tuple[list[Theirs]
             options = {"prompt_lookup_num_tokens": arm.length, "max_matching_ngram_size": LONGEST}
             found = Theirs(name, stock, options)
         elif isinstance(drafter, CausalDrafter) and drafter.name.startswith("layers:"):
-            layers = drafter.model.model.config.num_hidden_layers
+            layers = drafter.model.layers
             found = Theirs(name, _with_settings(stock, **fixed), {"assistant_early_exit": layers}, counts_calls=False)
         elif isinstance(drafter, CausalDrafter) and drafter.known is None:
             assistant = stock_copy(drafter.model.model)

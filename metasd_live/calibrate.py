@@ -18,10 +18,9 @@ from metasd_sim.rounds import FloatArray, IntArray
 from .decode import LiveEnvironment, LiveRound, Text, draft_tokens
 from .drafters import Arm, Draft, longest_draft
 from .drafters.base import LawStream, StartLawStream, open_stream
+from .settings import REPETITIONS
 from .target import Target
 from .verify import Rule, TextRule
-
-REPETITIONS = 20  # rounds of each drafted length
 
 
 class _Filler:

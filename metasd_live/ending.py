@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from metasd_sim.errors import InputError
+from metasd_sim.files import lone_surrogate
 
 from .verify import Verdict
 
 if TYPE_CHECKING:
     from .target import Target
+
+
+def end_ids(value: Any, vocab_size: int) -> frozenset[int]:
+    """Token ids from a number or several, of Python, numpy or torch.
+
+    Ids that no token has, -1 or one past the vocabulary, are how checkpoints write "none".
+    """
+    listed = value.tolist() if hasattr(value, "tolist") else value
+    several = isinstance(listed, Collection) and not isinstance(listed, str)
+    try:
+        ids = [_whole(token) for token in (listed if several else [listed])]
+    except TypeError:
+        raise InputError(f"eos: expected token ids, whole numbers, found {value!r}") from None
+    return frozenset(token for token in ids if 0 <= token < vocab_size)
+
+
+def _whole(token: Any) -> int:
+    if isinstance(token, bool):
+        raise TypeError
+    return operator.index(token)
 
 
 @dataclass(frozen=True)
@@ -23,13 +45,14 @@ class Ending:
     decode: Callable[[Sequence[int]], str] = lambda ids: ""
 
     @classmethod
-    def of(cls, target: Target, eos: Collection[int] | None, strings: Sequence[str]) -> Ending:
-        """`eos` None: the target's own ids; empty: none."""
-        ids = target.eos if eos is None else frozenset(eos)
-        if any(not 0 <= token < target.vocab_size for token in ids):
-            raise InputError(f"eos: expected token ids below {target.vocab_size}, found {sorted(ids)}")
+    def of(cls, target: Target, eos: Any, strings: Sequence[str]) -> Ending:
+        """`eos`: whatever `end_ids` reads; None: the target's own ids; empty: none."""
+        ids = target.eos if eos is None else end_ids(eos, target.vocab_size)
         if isinstance(strings, str) or not all(isinstance(text, str) and text for text in strings):
             raise InputError(f"stop strings: expected a list of texts that are not empty, found {strings!r}")
+        for text in strings:
+            if (half := lone_surrogate(text)) is not None:
+                raise InputError(f"stop strings: expected whole characters, found half of one ({half}); correct it")
         if not strings:
             return cls(ids)
         tokenizer = target.tokenizer

@@ -57,7 +57,7 @@ def held_bytes(root: Any, seen: set[Any]) -> tuple[int, int]:
 def drafter_memory(target: Target, arm: Arm) -> dict[str, float]:
     """Weights of an arm's drafter that are not the target's, and what it keeps of each token of a text."""
     shared: set[Any] = {id(target), id(target.tokenizer)}
-    held_bytes(target.model, shared)
+    held_bytes(target.engine, shared)
     weights, tables = held_bytes(arm.drafter, shared)
     states = []
     room = min(target.max_length or LENGTHS[1], arm.max_length or LENGTHS[1]) - arm.length - 1

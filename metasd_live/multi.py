@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +18,13 @@ from metasd_sim.simulate import parse_carry_over
 from metasd_sim.traces import Trace
 
 from .decode import Generation, check_prompt, decode, features_of
-from .drafters import DRAFT_LENGTH, Arm, ArmSpec, build_arms, parse_arm
+from .drafters import Arm, ArmSpec, build_arms, parse_arm
 from .ending import Ending
 from .prompts import Prompt
 from .record import Recorder
-from .sampling import make_rule
+from .sampling import ModelSettings, make_rule, settings_of
+from .settings import DRAFT_LENGTH
 from .target import Target, load_target
-from .verify import Rule
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class MultiDrafterOutput:
     retired: dict[str, str]  # arms whose drafter failed, and how
     _recorder: Callable[[], Recorder] = field(repr=False)
     _prompts: list[list[int]] = field(repr=False)
+    _prompt_texts: list[str] = field(repr=False)
 
     def trace(self) -> Trace:
         """These texts with every arm's acceptance on them, for replay with any policy (see `metasd_sim.traces`).
@@ -51,9 +54,8 @@ class MultiDrafterOutput:
             raise InputError(f"trace: expected drafters that work, found retired ones: {found}; leave them out")
         recorder = self._recorder()
         parts = []
-        for generation, ids in zip(self.generations, self._prompts, strict=True):
-            prompt = Prompt(generation.id, " ".join(map(str, ids)))
-            parts.append(recorder.record_text(prompt, ids, generation.token_ids))
+        for generation, ids, text in zip(self.generations, self._prompts, self._prompt_texts, strict=True):
+            parts.append(recorder.record_text(Prompt(generation.id, text), ids, generation.token_ids))
         return traces.merge(parts)
 
 
@@ -112,7 +114,7 @@ class MultiDrafter:
         input_ids: torch.Tensor | Sequence[Sequence[int]] | None = None,
         attention_mask: torch.Tensor | Sequence[Sequence[int]] | None = None,
         max_new_tokens: int = 128,
-        do_sample: bool = False,
+        do_sample: bool | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -122,7 +124,7 @@ class MultiDrafter:
         presence_penalty: float | None = None,
         logit_bias: Mapping[int, float] | None = None,
         logits_processor: Sequence[Any] | None = None,
-        eos_token_id: int | Sequence[int] | None = None,
+        eos_token_id: int | Sequence[int] | torch.Tensor | None = None,
         pad_token_id: int | None = None,
         stop_strings: str | Sequence[str] | None = None,
         streamer: Any = None,
@@ -131,70 +133,79 @@ class MultiDrafter:
         batch_size: int = 1,
         draft: bool | Sequence[bool] = True,
         draft_up_to: int | None = None,
+        model_settings: bool = True,
         on_round: Callable[..., None] | None = None,
         **unsupported: Any,
     ) -> MultiDrafterOutput:
-        """Decodes one or several prompts, given as token ids (a batch padded on the left with its `attention_mask`) or
-        as raw text. Arguments that transformers knows mean what they mean there; the model's own generation settings
-        count for its end-of-sequence ids only, `eos_token_id=[]` is none.
+        """Decodes one or several prompts, given as token ids (a batch padded on the left, with its `attention_mask` or
+        with a padding token that tells it) or as raw text. Arguments that transformers knows mean what they mean there.
+        Those left out are as the model's own `generation_config` has them, unless `model_settings` is False; a warning
+        names settings in it that cannot be followed. `eos_token_id=[]` is none.
 
         `verification` rejection (default) or gumbel when sampling; `batch_size` prompts at once; `draft` False (or one
         choice per prompt) and prompts longer than `draft_up_to` tokens decode plainly; `on_round(rows, rounds)` after
-        each round. `streamer` gets the tokens of one prompt as they come.
+        each round. `streamer` gets the tokens of one prompt as they come, and is told the end also where this fails.
         """
-        if unsupported:
-            name = next(iter(unsupported))
-            raise InputError(f"generate: expected arguments that it knows, found {name}, which is not supported")
-        if inputs is not None and input_ids is not None:
-            raise InputError("inputs: expected no input_ids beside them, found both; leave one out")
-        prompts = self._prompts(inputs if input_ids is None else input_ids, attention_mask)
-        for ids in prompts:
-            check_prompt(ids, self.target.vocab_size)
-        if streamer is not None and len(prompts) != 1:
-            raise InputError(f"streamer: expected one prompt, found {len(prompts)}; stream them one by one")
-        rule = self._rule(
-            do_sample,
-            temperature,
-            verification,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            logit_bias=logit_bias,
-            logits_processor=logits_processor or (),
-        )
-        eos: Collection[int] | None = [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
-        stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or ())
-        ending = Ending.of(self.target, eos, stops)
-        if streamer is not None:
-            streamer.put(torch.tensor(prompts))
-        retired: dict[int, str] = {}
-        generations = decode(
-            self.target,
-            self.arms,
-            prompts,
-            self.policy,
-            max_new_tokens,
-            rule,
-            self.carry_over,
-            seed,
-            on_round,
-            batch_size=batch_size,
-            fresh_policy=not self._played or self.carry_over == "none",
-            drafting=draft,
-            draft_up_to=draft_up_to,
-            eos=eos,
-            stop_strings=stops,
-            retired=retired,
-            features=features_of(map(self.target.decode, prompts)) if FEATURES in self.policy.needs else None,
-            on_text=None if streamer is None else lambda prompt, tokens: streamer.put(torch.tensor(tokens)),
-        )
-        self._played = True
-        if streamer is not None:
-            streamer.end()
-        padding = min(ending.eos, default=0) if pad_token_id is None else pad_token_id
+        with _told_the_end(streamer):
+            if unsupported:
+                name = next(iter(unsupported))
+                raise InputError(f"generate: expected arguments that it knows, found {name}, which is not supported")
+            if inputs is not None and input_ids is not None:
+                raise InputError("inputs: expected no input_ids beside them, found both; leave one out")
+            own = settings_of(self.target) if model_settings else ModelSettings()
+            if own.ignored:
+                found = ", ".join(own.ignored)
+                warnings.warn(
+                    f"{self.target.name}: its generation_config asks for {found}, which is not followed", stacklevel=4
+                )
+            if stop_strings is None:
+                stop_strings = own.stop_strings
+            stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+            ending = Ending.of(self.target, eos_token_id, stops)
+            eos = sorted(ending.eos)
+            pad = self._padding_token(pad_token_id)
+            prompts, texts = self._prompts(inputs if input_ids is None else input_ids, attention_mask, pad, ending.eos)
+            if streamer is not None and len(prompts) != 1:
+                raise InputError(f"streamer: expected one prompt, found {len(prompts)}; stream them one by one")
+            given = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
+            options = dict(own.options) | {name: value for name, value in given.items() if value is not None}
+            rule = make_rule(
+                _temperature(do_sample, temperature, own),
+                verification,
+                **options,
+                frequency_penalty=frequency_penalty,
+                presence_penalty=presence_penalty,
+                logit_bias=logit_bias,
+                logits_processor=logits_processor or (),
+                more=own.more,
+                eos=eos,
+                device=str(self.target.device),
+            )
+            if streamer is not None:
+                streamer.put(torch.tensor(prompts))
+            retired: dict[int, str] = {}
+            generations = decode(
+                self.target,
+                self.arms,
+                prompts,
+                self.policy,
+                max_new_tokens,
+                rule,
+                self.carry_over,
+                seed,
+                on_round,
+                batch_size=batch_size,
+                fresh_policy=not self._played or self.carry_over == "none",
+                drafting=draft,
+                draft_up_to=draft_up_to,
+                eos=eos,
+                stop_strings=stops,
+                retired=retired,
+                features=features_of(texts) if FEATURES in self.policy.needs else None,
+                on_text=None if streamer is None else lambda prompt, tokens: streamer.put(torch.tensor(tokens)),
+            )
+            self._played = True
+        padding = min(ending.eos, default=0) if pad is None else pad
         return MultiDrafterOutput(
             sequences=_padded(prompts, [g.token_ids for g in generations], inputs, input_ids, padding),
             texts=[g.text for g in generations],
@@ -205,17 +216,18 @@ class MultiDrafter:
                 self.target, self.arms, max_new_tokens, rule, False, seed, eos=eos, stop_strings=stops
             ),
             _prompts=prompts,
+            _prompt_texts=texts,
         )
 
-    def _rule(self, do_sample: bool, temperature: float | None, verification: str | None, **processors: Any) -> Rule:
-        if not do_sample:
-            if temperature not in (None, 0, 1):
-                raise InputError(f"temperature: expected do_sample=True beside it, found {temperature} without")
-            return make_rule(0.0, verification, **processors)
-        return make_rule(1.0 if temperature is None else temperature, verification, **processors)
+    def _padding_token(self, given: int | None) -> int | None:
+        """The token that pads, as given or as the model's settings have it; below 0 it is none."""
+        pad = self.target.generation_config.pad_token_id if given is None else given
+        return None if pad is None or pad < 0 else int(pad)
 
-    def _prompts(self, inputs: Any, attention_mask: Any) -> list[list[int]]:
-        """Token ids of each prompt, without padding."""
+    def _prompts(
+        self, inputs: Any, attention_mask: Any, pad: int | None, eos: Collection[int]
+    ) -> tuple[list[list[int]], list[str]]:
+        """Token ids of each prompt, without padding, and its text."""
         if inputs is None:
             raise InputError("inputs: expected token ids or text, found none")
         if isinstance(inputs, str):
@@ -224,22 +236,68 @@ class MultiDrafter:
         if inputs and all(isinstance(text, str) for text in inputs):
             if attention_mask is not None:
                 raise InputError("attention_mask: expected token ids beside it, found texts")
-            return [self.target.encode(text, chat_template=False) for text in inputs]
-        if inputs and all(isinstance(token, int) for token in inputs):
-            inputs = [inputs]
-        rows = [_listed(row) for row in inputs]
+            return [self.target.encode(text, chat_template=False) for text in inputs], inputs
+        batch = not (inputs and all(isinstance(token, int) for token in inputs))
+        rows = [_listed(row) for row in (inputs if batch else [inputs])]
         known = (isinstance(row, Sequence) and all(isinstance(token, int) for token in row) for row in rows)
         if not rows or not all(known):
             raise InputError("inputs: expected token ids [prompts, tokens] or texts, found neither")
-        if attention_mask is None:
-            return rows
-        mask = _listed(attention_mask)
-        mask = [mask] if mask and not isinstance(mask[0], Sequence) else mask
-        if [len(row) for row in mask] != [len(row) for row in rows]:
-            raise InputError("attention_mask: expected the shape of the input ids, found another")
+        if attention_mask is not None:
+            mask = _listed(attention_mask)
+            mask = [mask] if mask and not isinstance(mask[0], Sequence) else mask
+            if [len(row) for row in mask] != [len(row) for row in rows]:
+                raise InputError("attention_mask: expected the shape of the input ids, found another")
+        elif batch and len({len(row) for row in rows}) == 1:
+            mask = _inferred_mask(rows, pad, eos)
+        else:  # rows of their own lengths are not padded
+            mask = [[1] * len(row) for row in rows]
         if any(sorted(row) != row for row in mask):
-            raise InputError("attention_mask: expected padding on the left only, found zeros elsewhere")
-        return [[t for t, kept in zip(row, keep, strict=True) if kept] for row, keep in zip(rows, mask, strict=True)]
+            raise InputError("attention_mask: expected padding on the left only, found zeros or padding elsewhere")
+        prompts = [[t for t, kept in zip(row, keep, strict=True) if kept] for row, keep in zip(rows, mask, strict=True)]
+        for ids in prompts:
+            check_prompt(ids, self.target.vocab_size)
+        return prompts, [self.target.decode(ids) for ids in prompts]
+
+
+@contextmanager
+def _told_the_end(streamer: Any) -> Iterator[None]:
+    """Whoever reads the streamer learns that no more comes, also where decoding fails: it would wait for ever."""
+    try:
+        yield
+    except BaseException:
+        if streamer is not None:
+            with suppress(Exception):  # the error that counts is the first
+                streamer.end()
+        raise
+    if streamer is not None:
+        streamer.end()
+
+
+def _temperature(do_sample: bool | None, temperature: float | None, own: ModelSettings) -> float:
+    """0 is greedy."""
+    if do_sample if do_sample is not None else own.do_sample:
+        return own.temperature if temperature is None else temperature
+    if temperature not in (None, 0, 1):
+        raise InputError(f"temperature: expected do_sample=True beside it, found {temperature} without")
+    return 0.0
+
+
+def _inferred_mask(rows: Sequence[Sequence[int]], pad: int | None, eos: Collection[int]) -> list[list[int]]:
+    """What transformers infers of a batch without a mask: a padding token that ends no text marks what is no text.
+
+    Where padding ends texts too, or there is none, rows that begin with unequal numbers of it cannot be told apart
+    from texts, and are refused.
+    """
+    if pad is not None and pad not in eos:
+        return [[int(token != pad) for token in row] for row in rows]
+    doubtful = eos if pad is None else {pad}
+    leading = {next((n for n, token in enumerate(row) if token not in doubtful), len(row)) for row in rows}
+    if len(leading) > 1:
+        raise InputError(
+            f"attention_mask: expected one, since the ids begin with {', '.join(map(str, sorted(doubtful)))}, which "
+            f"both pads and ends texts, found none; pass the tokenizer's"
+        )
+    return [[1] * len(row) for row in rows]
 
 
 def _listed(values: Any) -> Any:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from metasd_sim.errors import InputError
+from metasd_sim.files import read_json, read_text, split_lines
 
 from .prompts import Prompt
 from .target import Target
+from .verify import LogitsError
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,21 @@ def _generate(prompts: list[list[int]], target: Target, max_new_tokens: int) -> 
         max_new_tokens=max_new_tokens,
         eos_token_id=sorted(target.eos) or None,
         pad_token_id=padding,
+        logits_processor=LogitsProcessorList([_Sound(target.name)]),
     )
     return [_cut(row, target.eos) for row in generated[:, width:].tolist()]
+
+
+class _Sound(LogitsProcessor):  # type: ignore[misc]
+    """Refuses logits that make no law: transformers would write on without a word."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if not scores.max(dim=-1).values.isfinite().all():
+            raise InputError(f"target {self.name}: {LogitsError()}")
+        return scores
 
 
 def _cut(ids: list[int], eos: frozenset[int]) -> list[int]:
@@ -79,7 +94,7 @@ def to_lines(outputs: Sequence[Output], tokenizer_hash: str) -> str:
 
 def read_outputs(path: str, tokenizer_hash: str) -> list[Output]:
     try:
-        head, *lines = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
+        head, *lines = map(read_json, split_lines(read_text(path)))
         found = head["tokenizer"]
         outputs = [Output(**line) for line in lines]
     except (OSError, ValueError, TypeError, KeyError) as error:

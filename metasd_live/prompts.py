@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log1p, sqrt
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from metasd_sim.errors import InputError
+from metasd_sim.files import lone_surrogate, read_json, read_text, split_lines
 
 CODE = frozenset("(){}[]<>=+*/\\_;|&^%$#@~`")
 QUESTIONS = frozenset("?\u00bf\uff1f\u061f\u037e")  # also Spanish, full-width, Arabic and Greek ones
@@ -25,6 +25,14 @@ class Prompt:
     text: str
     category: str = "none"
     split: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("id", "text", "category", "split"):
+            half = lone_surrogate(getattr(self, name) or "")
+            if half is not None:
+                raise InputError(
+                    f"prompt {self.id!a}: expected {name} of whole characters, found half of one ({half}); correct it"
+                )
 
     @property
     def sha256(self) -> str:
@@ -91,7 +99,7 @@ def read_prompts(
 
 def _read_file(path: str) -> list[Prompt]:
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = split_lines(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: expected a readable file of prompts in UTF-8; found {error}") from None
     prompts = [_parse(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -100,15 +108,20 @@ def _read_file(path: str) -> list[Prompt]:
     return prompts
 
 
+def _shown(name: str) -> str:
+    """A file's name may hold bytes of any kind, an id may not."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 def _parse(line: str, number: int, path: str) -> Prompt:
     if not line.lstrip().startswith("{"):
-        return Prompt(id=f"{Path(path).stem}-{number}", text=line)
+        return Prompt(id=f"{_shown(Path(path).stem)}-{number}", text=line)
 
     def refuse(expected: str, found: object) -> InputError:
         return InputError(f"{path}, line {number}: expected {expected}, found {found}; correct the line")
 
     try:
-        record: dict[str, Any] = json.loads(line)
+        record: dict[str, Any] = read_json(line)
     except ValueError as error:
         raise refuse("one JSON object", f"broken JSON ({error})") from None
     name = record.get("id", record.get("question_id"))
@@ -123,4 +136,7 @@ def _parse(line: str, number: int, path: str) -> Prompt:
     category, split = record.get("category", "none"), record.get("split")
     if not isinstance(category, str) or not isinstance(split, (str, type(None))):
         raise refuse("category and split to be text", f"{category!r} and {split!r}")
-    return Prompt(str(name), text, category, split)
+    try:
+        return Prompt(str(name), text, category, split)
+    except InputError as error:
+        raise InputError(f"{path}, line {number}: {error}") from None

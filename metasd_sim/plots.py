@@ -39,11 +39,11 @@ def plot_regret(records: Sequence[Mapping[str, Any]], ax: Axes | None = None, bo
         budget = [row["budget"] for row in rows]
         mean = np.array([row["regret_mean"] for row in rows], dtype=float)
         se = np.array([row["regret_se"] if row["regret_se"] is not None else np.nan for row in rows], dtype=float)
-        (line,) = ax.plot(budget, mean, marker="o" if len(budget) == 1 else None, label=name)
+        (line,) = ax.plot(budget, mean, marker="o" if len(budget) == 1 else None, label=_plain(name))
         ax.fill_between(budget, mean - 1.96 * se, mean + 1.96 * se, color=line.get_color(), alpha=0.2, linewidth=0)
         if bounds and "upper_bound" in rows[0]:
-            upper = [row["upper_bound"] for row in rows]
-            ax.plot(budget, upper, "--", color=line.get_color(), linewidth=1, label=f"upper bound, {name}")
+            upper = np.array([row["upper_bound"] for row in rows], dtype=float)  # None where it is infinite
+            ax.plot(budget, upper, "--", color=line.get_color(), linewidth=1, label=f"upper bound, {_plain(name)}")
     if bounds and "lower_bound" in records[0]:
         rows = [record for record in records if record["policy"] == names[0]]
         ax.plot(
@@ -60,6 +60,12 @@ def plot_regret(records: Sequence[Mapping[str, Any]], ax: Axes | None = None, bo
     return _figure(ax)
 
 
+def _plain(name: str) -> str:
+    """The name as it stands: `$` begins no formula, and `_` does not keep it out of the legend."""
+    name = name.replace("$", r"\$")
+    return f" {name}" if name.startswith("_") else name
+
+
 def plot_arm_shares(outcome: Outcome, ax: Axes | None = None, bins: int = 60) -> Figure:
     """Share of each arm against the round's number, over the rows still running; needs a history."""
     if outcome.history is None:
@@ -70,8 +76,8 @@ def plot_arm_shares(outcome: Outcome, ax: Axes | None = None, bins: int = 60) ->
     counts = np.zeros((int(step.max()) // width + 1, len(outcome.arms)))
     np.add.at(counts, (step // width, arm), 1)
     share: FloatArray = counts / counts.sum(axis=1, keepdims=True)
-    ax.stackplot((np.arange(len(counts)) + 0.5) * width, share.T, labels=outcome.arms)
-    ax.set(xlabel="round", ylabel="share of rounds", ylim=(0, 1), title=outcome.policy)
+    ax.stackplot((np.arange(len(counts)) + 0.5) * width, share.T, labels=list(map(_plain, outcome.arms)))
+    ax.set(xlabel="round", ylabel="share of rounds", ylim=(0, 1), title=_plain(outcome.policy))
     ax.margins(x=0)
     ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _figure(ax)
@@ -85,7 +91,7 @@ def plot_policies(records: Sequence[Mapping[str, Any]]) -> Figure:
     place = np.arange(len(records))[::-1]
     colours = ["tab:gray" if record["policy"].startswith(("fixed", "random")) else "tab:blue" for record in records]
     panels[0].barh(place, [record["tokens_per_round"] for record in records], color=colours)
-    panels[0].set(xlabel="tokens per round", yticks=place, yticklabels=[record["policy"] for record in records])
+    panels[0].set(xlabel="tokens per round", yticks=place, yticklabels=[_plain(record["policy"]) for record in records])
     if timed:
         error = [1.96 * (record["speedup_se"] or 0.0) for record in records]
         panels[1].barh(place, [record["speedup_mean"] for record in records], xerr=error, color=colours)
@@ -106,8 +112,8 @@ def plot_categories(
     ax.imshow(np.log(speedups), cmap="RdYlGn", vmin=-spread, vmax=spread, aspect="auto")
     for (row, column), value in np.ndenumerate(speedups):
         ax.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize="small")
-    ax.set_xticks(range(len(categories)), categories, rotation=20, ha="right")
-    ax.set_yticks(range(len(labels)), labels)
+    ax.set_xticks(range(len(categories)), list(map(_plain, categories)), rotation=20, ha="right")
+    ax.set_yticks(range(len(labels)), list(map(_plain, labels)))
     ax.set_title("speedup over plain decoding (predicted seconds)", fontsize="medium")
     return _figure(ax)
 

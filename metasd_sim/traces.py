@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
 from .costs import CostModel
 from .errors import InputError
-from .files import write_atomically
+from .files import read_json, read_safetensors, write_atomically
 from .rounds import FloatArray, IntArray
 
 SCHEMA = 1
@@ -198,18 +197,9 @@ def write(trace: Trace, path: str | os.PathLike[str], force: bool = False) -> No
 
 def read(path: str | os.PathLike[str]) -> Trace:
     """Reads and validates a trace; what is wrong is named in one line."""
-    if os.path.isdir(path):
-        raise InputError(f"{path}: expected a .safetensors trace, found a folder; name a file in it")
+    metadata, tensors = read_safetensors(path, "a .safetensors trace of metasd-live record")
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except FileNotFoundError:
-        raise InputError(f"{path}: expected a trace, found no such file; metasd-live record writes one") from None
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path}: expected a .safetensors trace, found a damaged or other file ({error})") from None
-    try:
-        header = json.loads(metadata[_HEADER])
+        header = read_json(metadata[_HEADER])
         schema, checksum = header["schema"], header.pop("checksum")
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InputError(f"{path}: expected a MetaSD trace, found a .safetensors file without its header") from None

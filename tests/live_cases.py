@@ -158,7 +158,9 @@ class SlowProcessors(LogitsProcessor):
 
 
 class NotTwice(LogitsProcessor):
-    """A custom processor: no token follows itself."""
+    """A custom processor: no token follows itself. It answers for any text, so drafters ask it too."""
+
+    any_text = True
 
     def __call__(self, input_ids, scores):
         return scores.scatter(1, input_ids[:, -1:], -torch.inf)

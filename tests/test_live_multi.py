@@ -143,7 +143,7 @@ def test_prompts_may_be_given_in_many_ways():
         ({"inputs": [[5]], "do_sample": True, "temperature": -1.0}, ["temperature", "-1"]),
         ({"inputs": [[5]], "verification": "gumbel"}, ["temperature", "gumbel"]),
         ({"inputs": [[5]], "do_sample": True, "verification": "typical"}, ["verification", "typical"]),
-        ({"inputs": [[5]], "eos_token_id": 64}, ["eos", "below 64"]),
+        ({"inputs": [[5]], "eos_token_id": 5.5}, ["eos", "whole numbers"]),
         ({"inputs": [[5]], "stop_strings": [""]}, ["stop strings", "not empty"]),
         ({"inputs": [[5]], "stop_strings": [5]}, ["stop strings"]),
         ({"inputs": [[5]], "batch_size": 0}, ["batch size", "0"]),

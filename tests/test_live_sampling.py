@@ -157,18 +157,6 @@ class Random(LogitsProcessor):
         return scores + torch.rand_like(scores)
 
 
-class Grammar(LogitsProcessor):
-    """Follows the text token by token, and never goes back."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __call__(self, input_ids, scores):
-        self.seen += input_ids[0, len(self.seen) :].tolist()
-        scores[:, self.seen[-1]] -= 9
-        return scores
-
-
 class Failing(LogitsProcessor):
     def __call__(self, input_ids, scores):
         raise RuntimeError("no such token\nand more")
@@ -179,7 +167,7 @@ class Shrinking(LogitsProcessor):
         return scores[:, :-1]
 
 
-@pytest.mark.parametrize("kind", [Counting, Random, Grammar, Failing, Shrinking])
+@pytest.mark.parametrize("kind", [Counting, Random, Failing, Shrinking])
 @pytest.mark.parametrize("options", [{}, {"do_sample": True}])
 def test_processors_that_are_no_functions_of_the_text_are_refused_by_name(kind, options):
     target = tiny_target()

@@ -535,7 +535,7 @@ def test_vocabularies_are_files_of_the_tokenizer(tmp_path):
     with refuses("absent", "train vocabulary"):
         read_vocabulary(tmp_path / "absent", target.tokenizer_hash)
     (tmp_path / "w").write_text("no vocabulary")
-    with refuses("w", "another file"):
+    with refuses("w", "other file"):
         read_vocabulary(tmp_path / "w", target.tokenizer_hash)
     with refuses("a drafter with a model", "lookup"):
         parse_arm(f"lookup,vocabulary={path}")

@@ -4,6 +4,9 @@ SPEC = lookup | suffix | suffix:all | ngram:FILE | model:DIR | layers:K | eagle:
        chain(SPEC,SPEC,...), each with an optional draft length: lookup@5; those with a model also with a reduced
        vocabulary: layers:26,vocabulary=FILE@4
 ARM  = SPEC | NAME=SPEC
+
+A number after the last `@` is the draft length, unless a file or folder has that very name. What else may be misread
+goes in quotes: model:"ckpt/step@32"@5, chain(ngram:"a,b.safetensors",lookup). model:ORG/NAME@REVISION is a hub's.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metasd_sim.arms import split_parts
 from metasd_sim.errors import InputError
+from metasd_sim.quoting import QUOTED, split_parts, unquote
 
+from ..settings import DRAFT_LENGTH
 from .base import Draft, Drafter, DraftStream
 from .causal import load_causal, skip_layers
 from .chain import Chain
@@ -43,9 +47,13 @@ __all__ = [
     "parse_arm",
 ]
 
-DRAFT_LENGTH = 8
-_NAME = re.compile(r"([\w.+-]+)=(.+)")
-_LENGTH = re.compile(r"(.+)@(\d+)")
+_NAME = re.compile(r"([\w.+-]+)=(.+)", re.DOTALL)
+_FILE = rf'(?:{QUOTED}|[^"].*?)'
+_AT_LENGTH = r"(?:@(?P<length>\d+))?"
+_SPEC = re.compile(
+    rf"(?P<kind>[a-z]+)(?::(?P<argument>{_FILE}))?(?:,vocabulary=(?P<vocabulary>{_FILE}))?{_AT_LENGTH}", re.DOTALL
+)
+_CHAIN = re.compile(rf"chain\((?P<parts>.+)\){_AT_LENGTH}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -162,6 +170,7 @@ DRAFTERS: dict[str, Callable[[DrafterSpec, Target], Drafter]] = {
 _ARGUMENT = {"lookup": False, "suffix": None, "ngram": True, "model": True, "layers": True, "none": False}
 _ARGUMENT |= {"eagle": True, "medusa": True}
 _NEURAL = ("model", "layers", "eagle", "medusa")
+_OF_FILES = ("ngram", "model", "eagle", "medusa")
 _KNOWN = "lookup, suffix, ngram:FILE, model:DIR, layers:K, eagle:DIR, medusa:DIR, none, chain(SPEC,SPEC,...)"
 
 
@@ -172,21 +181,44 @@ def parse_arm(text: str) -> ArmSpec:
 
 
 def _parse(text: str) -> DrafterSpec:
-    sized = _LENGTH.fullmatch(text)
-    body, length = (sized[1], int(sized[2])) if sized else (text, None)
-    if length is not None and not 1 <= length <= 64:
-        raise InputError(f"drafter: expected a draft length of 1 to 64 after @, found {text!r}; use none for no draft")
-    if body.startswith("chain(") and body.endswith(")"):
-        parts = tuple(_parse(part) for part in split_parts(body[len("chain(") : -1]))
+    chain = _CHAIN.fullmatch(text)
+    found = chain or _SPEC.fullmatch(text)
+    if found is None:
+        raise _unknown(text)
+    body, length = text, None
+    if found["length"] is not None and (chain or not _names_a_place(found)):
+        body, length = text[: found.start("length") - 1], int(found["length"])
+        if not 1 <= length <= 64:
+            raise InputError(
+                f"drafter: expected a draft length of 1 to 64 after @, found {text!r}; use none for no draft, "
+                f"and quotes around a name with @"
+            )
+    if chain:
+        parts = tuple(_parse(part) for part in split_parts(chain["parts"], "drafter"))
         return DrafterSpec(body, "chain", parts=parts, length=length)
-    spec, comma, vocabulary = body.partition(",vocabulary=")
-    kind, colon, argument = spec.partition(":")
-    wanted = _ARGUMENT.get(kind)
-    if kind not in _ARGUMENT or bool(colon) != bool(argument) or (wanted is not None and bool(colon) != wanted):
-        raise InputError(f"drafter: expected {_KNOWN}, each with @LENGTH if you like; found {text!r}")
-    if comma and (not vocabulary or kind not in _NEURAL):
+    # what follows @ belongs to the last name where it is no length
+    end = len(body)
+    vocabulary = body[found.start("vocabulary") : end] if found["vocabulary"] else ""
+    argument = found["argument"] if vocabulary else body[found.start("argument") : end] if found["argument"] else ""
+    kind, wanted = found["kind"], _ARGUMENT.get(found["kind"])
+    if kind not in _ARGUMENT or (wanted is not None and bool(argument) != wanted):
+        raise _unknown(text)
+    if vocabulary and kind not in _NEURAL:
         raise InputError(f"drafter: expected a drafter with a model before ,vocabulary=FILE; found {text!r}")
-    return DrafterSpec(body, kind, argument, length=length, vocabulary=vocabulary)
+    return DrafterSpec(body, kind, unquote(argument), length=length, vocabulary=unquote(vocabulary))
+
+
+def _names_a_place(found: re.Match[str]) -> bool:
+    """Whether a file or folder bears the last name with its `@` and number, which are then no draft length."""
+    name = found["vocabulary"] or (found["argument"] if found["kind"] in _OF_FILES else "")
+    return bool(name) and not name.endswith('"') and Path(f"{name}@{found['length']}").exists()
+
+
+def _unknown(text: str) -> InputError:
+    return InputError(
+        f"drafter: expected {_KNOWN}, each with @LENGTH if you like, and names with , @ or parentheses in quotes "
+        f"where they are misread; found {text!r}"
+    )
 
 
 def build_arms(specs: Sequence[ArmSpec], target: Target, draft_length: int = DRAFT_LENGTH, least: int = 1) -> list[Arm]:

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import safetensors
 import torch
 from transformers import AutoTokenizer
 
 from metasd_sim.errors import InputError
 
 from ..engines import CausalModel, load_model
+from ..files import revision_of
 from .base import Draft
-from .head import UNSEEN, DraftHead, Logits
+from .head import UNSEEN, DraftHead, Logits, read_vocabulary
 
 if TYPE_CHECKING:
     from ..target import Target
@@ -94,7 +94,7 @@ class CausalStream:
         logits = self._catch_up(context, 1)
         self.read_seconds = clock() - start
         while True:
-            scores = rule.process(logits[-1:], [*context, *tokens])[0]
+            scores = rule.process_draft(logits[-1:], [*context, *tokens])[0]
             laws.append(rule.laws(scores))
             tokens.append(rule.draft(scores, position + len(tokens)))
             if len(tokens) == limit:
@@ -138,8 +138,10 @@ class CausalStream:
 def load_causal(folder: str, name: str, target: Target, frequent: Sequence[int] | None = None) -> CausalDrafter:
     """`model:DIR`: a model of transformers, with a reduced vocabulary if `metasd-live train causal` wrote it."""
     try:
+        place, revision = revision_of(folder)
         dtype = str(target.dtype).removeprefix("torch.") if target.settings["name"] == "torch" else "auto"
-        model = load_model(folder, name, "torch" if dtype != "auto" else "auto", dtype, target.device)
+        engine = "auto" if dtype == "auto" else "torch"
+        model = load_model(place, name, engine, dtype, target.device, revision=revision)
     except InputError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
@@ -148,13 +150,10 @@ def load_causal(folder: str, name: str, target: Target, frequent: Sequence[int] 
     known, padded = None, False
     vocabulary = Path(folder) / VOCABULARY
     if vocabulary.is_file():
-        with safetensors.safe_open(vocabulary, framework="numpy") as file:
-            known = file.get_tensor("known").tolist()
-            if (file.metadata() or {}).get("tokenizer") != target.tokenizer_hash:
-                raise InputError(
-                    f"{name}: expected a drafter trained for the target's tokenizer, found another; "
-                    f"train one with metasd-live train causal --target {target.name}"
-                )
+        try:
+            known = read_vocabulary(vocabulary, target.tokenizer_hash)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
     elif (Path(folder) / "tokenizer_config.json").is_file():
         _check_tokens(AutoTokenizer.from_pretrained(folder), target.tokenizer, name)
         padded = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import safetensors.torch
 import torch
 
 from metasd_sim.errors import InputError
+from metasd_sim.files import read_json, read_text
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ def read_checkpoint(
 ) -> tuple[T, dict[str, torch.Tensor]]:
     """What `interpret` makes of the settings, and the tensors of the first of the files `weights` that is there."""
     try:
-        settings = interpret(json.loads((Path(folder) / "config.json").read_text()))
+        settings = interpret(read_json(read_text(Path(folder) / "config.json")))
         path = next(Path(folder) / file for file in weights if (Path(folder) / file).is_file())
         if path.suffix == ".safetensors":
             return settings, safetensors.torch.load_file(path)

@@ -94,7 +94,7 @@ class EagleStream:
         laws = []
         hidden = self._catch_up(context)
         while True:
-            scores = rule.process(self.logits_of(hidden), [*context, *tokens])[0]
+            scores = rule.process_draft(self.logits_of(hidden), [*context, *tokens])[0]
             laws.append(rule.laws(scores))
             tokens.append(rule.draft(scores, position + len(tokens)))
             if len(tokens) == limit:

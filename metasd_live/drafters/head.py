@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 import torch
 
 from metasd_sim.errors import InputError
-from metasd_sim.files import write_atomically
+from metasd_sim.files import read_safetensors, write_atomically
 
 from ..engines.linear import product
 
@@ -68,14 +66,11 @@ def write_vocabulary(known: Sequence[int], tokenizer_hash: str, path: str | os.P
 
 
 def read_vocabulary(path: str | os.PathLike[str], tokenizer_hash: str) -> list[int]:
-    if not Path(path).is_file():
-        raise InputError(f"{path}: expected a vocabulary, found no such file; make one with train vocabulary")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            known: list[int] = file.get_tensor("known").tolist()
-            found = (file.metadata() or {}).get("tokenizer")
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path}: expected a vocabulary of metasd-live train, found another file ({error})") from None
-    if found != tokenizer_hash:
+    kind = "a vocabulary of metasd-live train vocabulary"
+    metadata, tensors = read_safetensors(path, kind)
+    known = tensors.get("known")
+    if known is None or known.ndim != 1 or known.dtype.kind not in "iu" or not len(known) or known.min() < 0:
+        raise InputError(f"{path}: expected {kind}, found a file without its token ids")
+    if metadata.get("tokenizer") != tokenizer_hash:
         raise InputError(f"{path}: expected a vocabulary of the target's tokenizer, found another's; make a new one")
-    return known
+    return [int(token) for token in known]

@@ -82,7 +82,7 @@ class MedusaStream:
         tokens: list[int] = []
         laws = []
         for logits in self._logits(context, limit):
-            scores = rule.process(logits[None], [*context, *tokens])[0]
+            scores = rule.process_draft(logits[None], [*context, *tokens])[0]
             laws.append(rule.laws(scores))
             tokens.append(rule.draft(scores, position + len(tokens)))
         return Draft(tokens, torch.stack(laws)) if tokens else Draft()

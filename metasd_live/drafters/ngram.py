@@ -7,17 +7,16 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
 from metasd_sim.errors import InputError
-from metasd_sim.files import write_atomically
+from metasd_sim.files import read_json, read_safetensors, write_atomically
 
+from ..settings import NgramSettings
 from .base import Draft
 
 if TYPE_CHECKING:
@@ -25,28 +24,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _HEADER = "metasd-ngram"
-
-
-@dataclass(frozen=True)
-class NgramSettings:
-    """Which contexts may propose: of `min_context` to `max_context` tokens, seen often and predictably enough.
-
-    A context whose best continuation came `count` times of `total` proposes it where
-    `count / (total + 1) >= min_share`: 1/2 for a context seen once.
-    """
-
-    max_context: int = 4
-    min_context: int = 2
-    min_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_context <= self.max_context <= 16:
-            raise InputError(
-                f"n-gram: expected 1 <= min_context <= max_context <= 16, "
-                f"found {self.min_context} and {self.max_context}"
-            )
-        if not 0 <= self.min_share < 1:
-            raise InputError(f"n-gram: expected min_share in [0, 1), found {self.min_share}")
 
 
 @dataclass(frozen=True)
@@ -143,23 +120,21 @@ def write_ngram(model: NgramModel, path: str | os.PathLike[str], force: bool = F
 
 def read_ngram(path: str | os.PathLike[str]) -> NgramModel:
     """Reads and validates a model; what is wrong is named in one line."""
-    if not Path(path).is_file():
-        raise InputError(f"{path}: expected an n-gram model, found no such file; make one with metasd-live train ngram")
+    kind = "an n-gram model of metasd-live train ngram"
+    metadata, tensors = read_safetensors(path, kind)
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        header = json.loads(metadata[_HEADER])
+        header = read_json(metadata[_HEADER])
         checksum, schema = header.pop("checksum"), header["schema"]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, safetensors.SafetensorError) as error:
-        raise InputError(
-            f"{path}: expected an n-gram model of metasd-live train ngram, found a damaged or other file ({error})"
-        ) from None
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InputError(f"{path}: expected {kind}, found a damaged or other file ({error})") from None
     if schema != SCHEMA:
         raise InputError(f"{path}: expected schema {SCHEMA}, found {schema}; use the version that wrote it")
     if _checksum(header, tensors) != checksum:
         raise InputError(f"{path}: expected the content its checksum names, found other bytes; train it again")
-    settings = NgramSettings(**header["settings"])
-    orders = range(settings.max_context, settings.min_context - 1, -1)
-    tables = {k: (tensors[f"context_{k}"], tensors[f"next_{k}"]) for k in orders}
-    return NgramModel(settings, tables, header["tokenizer"], header["provenance"])
+    try:
+        settings = NgramSettings(**header["settings"])
+        orders = range(settings.max_context, settings.min_context - 1, -1)
+        tables = {k: (tensors[f"context_{k}"], tensors[f"next_{k}"]) for k in orders}
+        return NgramModel(settings, tables, header["tokenizer"], header["provenance"])
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: expected {kind}, found one without or with a wrong {error}") from None

@@ -10,9 +10,9 @@ from .base import Draft
 if TYPE_CHECKING:
     from ..verify import TextRule
 
-REFRESHED = (
-    32  # states on the suffix path whose last occurrence is kept up to date: the longest, which drafts come from
-)
+# states on the suffix path whose last occurrence is kept up to date: the longest, which drafts come from
+REFRESHED = 32
+REMEMBERED = 1 << 17  # tokens of earlier texts; each takes some 460 bytes
 
 
 class SuffixAutomaton:
@@ -77,39 +77,57 @@ class SuffixAutomaton:
         return (following, length + 1) if following is not None else (0, 0)
 
 
+class Memory:
+    """Earlier texts, the last `limit` tokens of them at most and half as many at least.
+
+    An automaton cannot forget what it read first. So there are two: the older one is dropped, whole, when the newer one
+    has read half of the limit. What is written across that seam is found in neither.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.half = max(limit // 2, 1)
+        self.older, self.newer = SuffixAutomaton(), SuffixAutomaton()
+
+    def learn(self, text: Sequence[int]) -> None:
+        for token in (*text, -1):  # -1 is in no text
+            if len(self.newer.text) == self.half:
+                self.older, self.newer = self.newer, SuffixAutomaton()
+            self.newer.extend(token)
+            self.newer.refresh()
+
+    @property
+    def automata(self) -> tuple[SuffixAutomaton, SuffixAutomaton]:
+        return self.newer, self.older
+
+
 class SuffixLookup:
     """Proposes what followed the longest suffix of the context that occurred before, most recently if several times.
 
-    With `remember` also in the earlier texts of this drafter, where one holds a longer suffix. Then its drafts depend
-    on the order of the prompts, and it cannot be recorded.
+    With `remember` also in the earlier texts of this drafter, where one holds a longer suffix: the last `limit` tokens
+    of them, some 60 MB. Then its drafts depend on the order of the prompts, and it cannot be recorded.
     """
 
     point_mass = True
 
-    def __init__(self, remember: bool = False) -> None:
+    def __init__(self, remember: bool = False, limit: int = REMEMBERED) -> None:
         self.name = "suffix:all" if remember else "suffix"
         self.remembers = remember
-        self.memory = SuffixAutomaton()
-        self.open_streams: list[SuffixStream] = []
+        self.memory = Memory(limit)
+        self.written: list[SuffixStream] = []  # those with new tokens, not learnt yet
 
     def open(self, prompt: Sequence[int]) -> SuffixStream:
-        stream = SuffixStream(self.memory if self.remembers else None)
-        if self.remembers:
-            for earlier in self.open_streams:
-                if earlier.written:  # the next text has begun: what was written before is complete enough to learn
-                    for token in (*earlier.automaton.text, -1):  # -1 is in no text
-                        self.memory.extend(token)
-                        self.memory.refresh()
-            self.open_streams = [other for other in self.open_streams if not other.written]
-            self.open_streams.append(stream)
-        return stream
+        for earlier in self.written:  # the next text has begun: what was written before is complete enough to learn
+            self.memory.learn(earlier.automaton.text)
+        self.written.clear()
+        return SuffixStream(self if self.remembers else None)
 
 
 class SuffixStream:
-    def __init__(self, memory: SuffixAutomaton | None) -> None:
+    def __init__(self, drafter: SuffixLookup | None) -> None:
+        """With the drafter if it remembers."""
         self.automaton = SuffixAutomaton()
-        self.memory = memory
-        self.match = (0, 0)  # state and length in the memory
+        self.drafter = drafter
+        self.matches: list[tuple[SuffixAutomaton, int, int]] = []  # in the memory: where, state and length
         self.written = False
 
     def draft(self, context: Sequence[int], limit: int, rule: TextRule, position: int) -> Draft:
@@ -117,18 +135,23 @@ class SuffixStream:
         known = len(own.text)
         if own.text != list(context[:known]):
             self.automaton = own = SuffixAutomaton()  # an earlier context, or another: start again
-            self.match, known = (0, 0), 0
+            self.matches, known = [], 0
+        if self.drafter is not None:
+            begun = {id(automaton): (state, length) for automaton, state, length in self.matches}
+            self.matches = [(one, *begun.get(id(one), (0, 0))) for one in self.drafter.memory.automata]
         for token in context[known:]:
             own.refresh()
             own.extend(token)
-            if self.memory is not None:
-                self.match = self.memory.step(*self.match, token)
-        self.written = position > 0
+            self.matches = [(one, *one.step(state, length, token)) for one, state, length in self.matches]
+        if self.drafter is not None and position > 0 and not self.written:
+            self.written = True
+            self.drafter.written.append(self)
         state = own.link[own.last] if own.last else 0
         length = own.length[state]
-        if self.memory is not None and self.match[1] > length:
-            end = self.memory.end[self.match[0]]
-            found = self.memory.text[end : end + limit]
+        memory, at, longest = max(self.matches, key=lambda match: match[2], default=(own, 0, 0))
+        if longest > length:  # the newer memory where both are as long
+            end = memory.end[at]
+            found = memory.text[end : end + limit]
             return Draft(found[: found.index(-1)] if -1 in found else found)
         if state <= 0:
             return Draft()

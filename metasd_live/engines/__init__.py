@@ -14,13 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from metasd_sim.errors import InputError
 
+from ..settings import DTYPES, ENGINES
 from .base import CausalModel
 from .torch_model import TorchModel
 
-__all__ = ["DTYPES", "ENGINES", "CausalModel", "TorchModel", "load_model"]
+__all__ = ["CausalModel", "TorchModel", "load_model"]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ENGINES = ("auto", "torch", "openvino", "openvino:int8")
 _log = logging.getLogger(__name__)
 
 
@@ -32,6 +31,7 @@ def load_model(
     device: torch.device | None = None,
     device_map: str | Mapping[str, Any] | None = None,
     gguf: Path | None = None,
+    revision: str | None = None,
 ) -> CausalModel:
     """A checkpoint of transformers in `folder` (or a hub id), on the engine; see `load_target`.
 
@@ -42,15 +42,18 @@ def load_model(
     if engine not in ENGINES:
         raise InputError(f"engine: expected one of {', '.join(ENGINES)}; found {engine!r}")
     device = device or torch.device("cpu")
-    config = AutoConfig.from_pretrained(folder)
+    options = {} if revision is None else {"revision": revision}
+    config = AutoConfig.from_pretrained(folder, **options)
     chosen = _choose(engine, config, device, dtype, device_map, name)
     if chosen != "torch":
-        model = _openvino(folder, name, config, chosen.partition(":")[2], gguf)
+        model = _openvino(folder, name, config, chosen.partition(":")[2], gguf, options)
         if engine == "auto":
             _say_once(f"{name} runs on {model.engine}; engine torch is the reference")
         return model
-    kind = DTYPES.get(dtype, torch.float32 if device.type == "cpu" and device_map is None else dtype)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, device_map=device_map)
+    if dtype == "auto" and device.type == "cpu" and device_map is None:
+        dtype = "float32"
+    kind = dtype if dtype == "auto" else getattr(torch, dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, device_map=device_map, **options)
     return TorchModel(model if device_map is not None else model.to(device), name)
 
 
@@ -85,21 +88,23 @@ def _say_once(line: str) -> None:
     _log.warning("%s", line)
 
 
-def _openvino(folder: str, name: str, config: Any, mode: str, gguf: Path | None) -> CausalModel:
+def _openvino(
+    folder: str, name: str, config: Any, mode: str, gguf: Path | None, options: dict[str, str]
+) -> CausalModel:
     """`gguf`: the file whose few bits the weights are; else they are those of the checkpoint."""
     from . import weights
     from .openvino_model import OpenVINOModel
 
     def load() -> Any:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
 
     def read() -> weights.Weights:
         if gguf is not None:
             return weights.read_gguf(gguf, config.num_attention_heads, config.num_key_value_heads)
-        return weights.of_model(AutoModelForCausalLM.from_pretrained(folder, dtype="auto"))
+        return weights.of_model(AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **options))
 
     try:
-        generation_config = GenerationConfig.from_pretrained(folder)
+        generation_config = GenerationConfig.from_pretrained(folder, **options)
     except OSError:
         generation_config = GenerationConfig.from_model_config(config)
     kept = Path(folder) if gguf is not None else None

@@ -4,9 +4,10 @@
 in one `loop`, which a killed training resumes; `run` writes the folder. `vocabulary` counts tokens.
 """
 
-from .causal import CausalSettings, train_causal
-from .eagle import EagleSettings, train_eagle
-from .medusa import MedusaSettings, train_medusa
+from ..settings import CausalSettings, EagleSettings, MedusaSettings
+from .causal import train_causal
+from .eagle import train_eagle
+from .medusa import train_medusa
 from .run import Evaluation, check_training_out, train_drafter
 from .sources import TrainingText, cut, cut_texts, output_sequences, output_texts, text_sequences
 from .vocabulary import Vocabulary, count_vocabulary

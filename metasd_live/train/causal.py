@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,35 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from metasd_sim.errors import InputError
 
 from ..drafters.causal import VOCABULARY
+from ..settings import CausalSettings
 from ..target import Target
-from .loop import Learner, OnStep, Schedule, Score, seeded
-from .settings import check_settings
+from .loop import Learner, OnStep, Score, seeded
 from .sources import TrainingText, held_out
-
-
-@dataclass(frozen=True)
-class CausalSettings:
-    """A small Llama over the most frequent tokens, and how it is trained."""
-
-    vocabulary: int = 4096
-    layers: int = 2
-    hidden: int = 256
-    heads: int = 4
-    epochs: int = 12
-    batch: int = 16
-    window: int = 128
-    learning_rate: float = 2e-3
-
-    def __post_init__(self) -> None:
-        check_settings("causal", self)
-        if self.hidden % self.heads:
-            raise InputError(
-                f"train causal: expected hidden to be a multiple of heads, found {self.hidden}, {self.heads}"
-            )
-
-    @property
-    def schedule(self) -> Schedule:
-        return Schedule(self.epochs, self.batch, self.learning_rate, weight_decay=0.05)
 
 
 class CausalLearner:

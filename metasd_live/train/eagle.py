@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +13,13 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig
 
-from metasd_sim.errors import InputError
-
 from ..drafters.eagle import EagleModel
+from ..settings import EagleSettings
 from ..target import Target
 from .features import TextFeatures
-from .loop import Learner, OnStep, Schedule, Score, seeded
-from .settings import check_settings
+from .loop import Learner, OnStep, Score, seeded
 from .sources import TrainingText
 from .vocabulary import frequent_tokens
-
-
-@dataclass(frozen=True)
-class EagleSettings:
-    """The cross entropy counts the `vocabulary` most frequent tokens of the texts only (0: all tokens): both laws are
-    renormalised over them, and the head costs that much less."""
-
-    epochs: int = 12
-    batch: int = 4  # pieces of texts
-    window: int = 256
-    learning_rate: float = 1e-3
-    noise: float = 0.1  # uniform on +-noise, added to features
-    law_weight: float = 0.1  # of the cross entropy
-    vocabulary: int = 8192
-
-    def __post_init__(self) -> None:
-        check_settings("eagle", self, ("noise", "law_weight", "vocabulary"))
-        if self.window < 3:
-            raise InputError(f"train eagle: expected a window of 3 or more, found {self.window}")
-
-    @property
-    def schedule(self) -> Schedule:
-        return Schedule(self.epochs, self.batch, self.learning_rate)
 
 
 def layer_config(target: Target) -> LlamaConfig:

@@ -17,6 +17,8 @@ from torch import nn
 from metasd_sim.errors import InputError
 from metasd_sim.files import write_atomically
 
+from ..settings import Schedule
+
 OnStep = Callable[[str, int, int], None]  # what is under way, how much of it is done, of how much
 M = TypeVar("M", bound=nn.Module)
 
@@ -44,16 +46,6 @@ class Learner(Protocol):
 
     def save(self, folder: Path) -> None:
         """The model in its public layout."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """AdamW, one cycle of the learning rate, gradients clipped at norm 1."""
-
-    epochs: int
-    batch: int  # examples
-    learning_rate: float
-    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors.torch
@@ -17,38 +16,14 @@ from torch.nn import functional
 from metasd_sim.errors import InputError
 
 from ..drafters.medusa import MedusaHeads
+from ..settings import MedusaSettings
 from ..target import Target
 from .features import TextFeatures
-from .loop import Learner, OnStep, Schedule, Score, seeded
-from .settings import check_settings
+from .loop import Learner, OnStep, Score, seeded
 from .sources import TrainingText
 from .vocabulary import frequent_tokens
 
 DECAY = 0.8  # weight of a head against the one before it
-
-
-@dataclass(frozen=True)
-class MedusaSettings:
-    """With a `vocabulary` (0: all tokens) the loss knows the most frequent tokens of the texts only; draft with the
-    same ones then. Without `products` only the blocks learn: much less to compute and to keep."""
-
-    heads: int = 4
-    blocks: int = 1
-    epochs: int = 6
-    batch: int = 256  # features
-    window: int = 256
-    learning_rate: float = 1e-3
-    vocabulary: int = 0
-    products: bool = True
-
-    def __post_init__(self) -> None:
-        check_settings("medusa", self, ("vocabulary",))
-        if self.window < 3:
-            raise InputError(f"train medusa: expected a window of 3 or more, found {self.window}")
-
-    @property
-    def schedule(self) -> Schedule:
-        return Schedule(self.epochs, self.batch, self.learning_rate)
 
 
 class MedusaLearner:

@@ -15,17 +15,18 @@ import numpy as np
 from metasd_sim import traces
 from metasd_sim.files import check_folder_free
 
-from ..drafters import DRAFT_LENGTH, Arm
+from ..drafters import Arm
 from ..drafters.causal import load_causal
 from ..drafters.eagle import load_eagle
 from ..drafters.medusa import load_medusa
 from ..prompts import Prompt
 from ..record import Recorder
+from ..settings import DRAFT_LENGTH, CausalSettings, EagleSettings, MedusaSettings
 from ..target import Target
-from .causal import CausalSettings, train_causal
-from .eagle import EagleSettings, train_eagle
+from .causal import train_causal
+from .eagle import train_eagle
 from .loop import Checkpoint, OnStep, differing, fit, training_folder
-from .medusa import MedusaSettings, train_medusa
+from .medusa import train_medusa
 from .sources import TrainingText
 
 RECORD = "metasd_training.json"

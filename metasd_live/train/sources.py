@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from metasd_sim.errors import InputError
+from metasd_sim.files import read_text
 
 from ..outputs import Output
 from ..target import Target
@@ -25,7 +25,7 @@ class TrainingText:
 def text_sequences(path: str, target: Target) -> list[list[int]]:
     """The tokens of a text file, as one sequence."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: expected a readable text file in UTF-8; found {error}") from None
     return [target.encode(text, chat_template=False)]

@@ -22,13 +22,14 @@ def _ucb_pulls(
     """E n_i(T) where arm i plays, its mean and the best arm's being in their intervals, only if 2 bonus >= gap_i."""
     sigma = sub_gaussian(reward, gamma, _PER_ROUND + _PER_TRIAL)
     beta = 2 * sigma if beta is None else beta
-    if not beta >= 2 * sigma * (1 - 1e-12):
+    if not 2 * sigma * (1 - 1e-12) <= beta < np.inf:
         raise InputError(
-            f"bound: expected beta >= 2 sigma = {2 * sigma:.6g} for reward {reward.name}, found {beta:.6g}"
+            f"bound: expected a finite beta >= 2 sigma = {2 * sigma:.6g} for reward {reward.name}, found {beta:.6g}"
         )
     horizon = horizons(rounds)[..., None]
-    with np.errstate(divide="ignore", invalid="ignore"):  # ln 1 / 0 at the best arm; replaced below
-        leading = 8 * beta**2 * np.log(horizon) / gap**2
+    # ln 1 / 0 at the best arm is replaced below; past the largest number the bound is infinite, and still one
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        leading = 8 * np.log(horizon) * np.square(beta / gap)
     leading = np.where(gap > 0, leading, np.inf)
     if isinstance(reward, _PER_TRIAL):
         return (leading + gamma) / acceptance.trials_per_round(rates, gamma) + 2 * gamma * float(zeta(3))

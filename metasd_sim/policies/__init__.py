@@ -8,6 +8,7 @@ from inspect import signature
 
 from ..environments.base import SCOPES
 from ..errors import InputError
+from ..quoting import split_parts, unquote
 from ..rewards import REWARDS, make_reward
 from .base import IndexPolicy, Policy, argmax_random
 from .changing import ChangeUCB, DiscountedUCB, SlidingWindowUCB
@@ -75,6 +76,7 @@ def _find_arm(text: str, arms: Sequence[str], drafters: Sequence[str]) -> str | 
 def make_policy(spec: str, reward: str | None = None, arms: Sequence[str] = (), drafters: Sequence[str] = ()) -> Policy:
     """A policy from `NAME` or `NAME:key=value,...`, e.g. `metasd-ucb:reward=bd,beta=0.5`; `fixed:ARM` takes an arm.
 
+    A value with a comma, a quote or one parenthesis goes in quotes: `router:weights="a,b.json"`.
     `reward` is the default of policies that take one (`be` if None).
     """
     name, colon, rest = spec.partition(":")
@@ -86,15 +88,18 @@ def make_policy(spec: str, reward: str | None = None, arms: Sequence[str] = (), 
         raise InputError(f"policy: expected key=value,... after {name}:, found nothing; leave the colon out")
     known = signature(POLICIES[name]).parameters
     options: dict[str, object] = {}
-    for part in rest.split(",") if rest else []:
+    for part in split_parts(rest, "policy") if rest else []:
         key, equals, value = part.partition("=")
         if not equals and part and (positional := getattr(POLICIES[name], "positional", None)):
             key, equals, value = positional, "=", part  # `oracle:query` is `oracle:scope=query`
         if key not in known or not equals:
             expected = ", ".join(f"{k}=..." for k in known) or "no parameters"
-            raise InputError(f"policy: expected {expected} after {name}: and found {part!r}")
+            raise InputError(
+                f"policy: expected {expected} after {name}: and found {part!r}; a value with a comma goes in quotes"
+            )
         if key in options:
             raise InputError(f"policy: expected each parameter of {name} once, found {key} twice")
+        value = unquote(value)
         if key == "reward":
             options[key] = make_reward(value)
             continue

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..environments.base import OBJECTIVES, SECONDS, Context
 from ..errors import InputError
+from ..quoting import quote
 from ..rewards import Reward
 from ..rounds import FloatArray, IntArray, Rounds, view_of
 
@@ -46,7 +47,7 @@ def parameter(value: float) -> str:
 def policy_spec(name: str, **options: float | str | None) -> str:
     """`name:key=value,...`, which `make_policy` reads; None stands for a default and is left out."""
     parts = [
-        f"{key}={value if isinstance(value, str) else parameter(value)}"
+        f"{key}={quote(value) if isinstance(value, str) else parameter(value)}"
         for key, value in options.items()
         if value is not None
     ]

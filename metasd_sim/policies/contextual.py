@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,10 @@ from scipy.special import log_softmax
 
 from ..environments.base import FEATURES, OBJECTIVES, Context
 from ..errors import InputError
+from ..files import read_json, read_text
 from ..rewards import Reward
 from ..rounds import BoolArray, FloatArray, IntArray, Rounds
-from .base import IndexPolicy, argmax_random
+from .base import IndexPolicy, argmax_random, policy_spec
 
 RIDGE = 0.1
 
@@ -135,7 +134,7 @@ class RouterWeights:
     @classmethod
     def read(cls, path: str) -> RouterWeights:
         try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            record = read_json(read_text(path))
             weights = np.asarray(record["weights"], dtype=float)
             return cls(tuple(record["arms"]), weights, record["objective"], record["provenance"])
         except OSError as error:
@@ -201,7 +200,7 @@ class Router:
         pass
 
     def __str__(self) -> str:
-        return "router" if self.path is None else f"router:weights={self.path}"
+        return policy_spec("router", weights=self.path)
 
 
 def best_arms(cost: FloatArray) -> BoolArray:

@@ -39,8 +39,9 @@ class MetaSDUCB(IndexPolicy):
     def index(self, rows: IntArray | slice) -> FloatArray:
         mean, samples = self.estimates(rows)
         log_t = np.log(active(self.pulls, rows).sum(axis=1) + 1)
-        width = self.width * np.sqrt(2 * log_t)  # [n]
-        mean += width[:, None] / np.sqrt(samples)
+        with np.errstate(over="ignore"):  # past the largest number all arms are explored alike
+            width = self.width * np.sqrt(2 * log_t)  # [n]
+            mean += width[:, None] / np.sqrt(samples)
         return mean
 
     def __str__(self) -> str:
