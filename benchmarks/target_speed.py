@@ -124,7 +124,7 @@ def quality(targets: dict[str, Target]) -> dict[str, tuple[float, float, float]]
     """Nats a token, divergence from torch float32, and the share of equal greedy tokens."""
     sums = {name: np.zeros(3) for name in targets}
     tokens = 0
-    for ids in recorded_texts(12):
+    for ids in recorded_texts(8):
         tokens += len(ids)
         reference = None
         for name, target in targets.items():
@@ -169,8 +169,8 @@ def memory_speed() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=8, help="turns of three passes")
-    parser.add_argument("--texts", type=int, default=3, help="times that 128 tokens are decoded")
+    parser.add_argument("--repetitions", type=int, default=6, help="turns of three passes")
+    parser.add_argument("--texts", type=int, default=2, help="times that 128 tokens are decoded")
     parser.add_argument("--out", default=str(HERE / "target_speed.txt"))
     arguments = parser.parse_args()
 
@@ -184,7 +184,7 @@ def main() -> None:
     mine = median(taken["openvino/1"])
     rows = [[n, *(1e3 * median(taken[f"{n}/{width}"]) for width in WIDTHS)] for n in (STOCK, *targets)]
     told = [[n, f"{speed[n]:.1f}", *(f"{value:.4f}" for value in good[n])] for n in targets]
-    blocks = [[n, *compare_blocks(target, recorded_texts(3)).row()] for n, target in targets.items()]
+    blocks = [[n, *compare_blocks(target, recorded_texts(2)).row()] for n, target in targets.items()]
     reads = size / read
     quality_columns = ["", "tokens/s", "nats a token", "KL", "equal greedy tokens"]
     block_columns = ["", "rows", "bit for bit", "largest", "greedy changed", "bit for bit ", "largest ", "changed "]

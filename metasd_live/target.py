@@ -17,7 +17,7 @@ from metasd_sim.files import lone_surrogate
 
 from . import compat
 from .ending import end_ids
-from .engines import CausalModel, TorchModel, load_model
+from .engines import CausalModel, TorchModel, check_choices, load_model
 from .files import file_hash, revision_of
 from .packaged import SMOLLM2, packaged_smollm2
 
@@ -100,6 +100,7 @@ def load_target(
     (of transformers) spreads the model and replaces `device`.
     """
     compat.check_version()
+    check_choices(dtype, engine)
     where = _device(device)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -12,7 +12,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from metasd_live.model import CausalModel
 from transformers import (
     GenerationConfig,
     LogitsProcessor,

@@ -18,9 +18,16 @@ from ..settings import DTYPES, ENGINES
 from .base import CausalModel
 from .torch_model import TorchModel
 
-__all__ = ["CausalModel", "TorchModel", "load_model"]
+__all__ = ["CausalModel", "TorchModel", "check_choices", "load_model"]
 
 _log = logging.getLogger(__name__)
+
+
+def check_choices(dtype: str, engine: str) -> None:
+    if dtype != "auto" and dtype not in DTYPES:
+        raise InputError(f"dtype: expected one of auto, {', '.join(DTYPES)}; found {dtype!r}")
+    if engine not in ENGINES:
+        raise InputError(f"engine: expected one of {', '.join(ENGINES)}; found {engine!r}")
 
 
 def load_model(
@@ -37,10 +44,7 @@ def load_model(
 
     `gguf`: the file that its weights are from, in few bits.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise InputError(f"dtype: expected one of auto, {', '.join(DTYPES)}; found {dtype!r}")
-    if engine not in ENGINES:
-        raise InputError(f"engine: expected one of {', '.join(ENGINES)}; found {engine!r}")
+    check_choices(dtype, engine)
     device = device or torch.device("cpu")
     options = {} if revision is None else {"revision": revision}
     config = AutoConfig.from_pretrained(folder, **options)
