@@ -29,6 +29,7 @@ from metasd_live.drafters.head import read_vocabulary
 from metasd_live.drafters.ngram import NgramSettings, read_ngram, train_ngram, write_ngram
 from metasd_live.drafters.suffix import REMEMBERED, Memory, SuffixLookup
 from metasd_live.ending import Ending, end_ids
+from metasd_live.engines.torch_model import TorchModel
 from metasd_live.files import revision_of
 from metasd_live.multi import MultiDrafter
 from metasd_live.outputs import generate_outputs, read_outputs, to_lines
@@ -578,7 +579,7 @@ def test_extreme_temperatures_make_laws(temperature):
         assert law == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.0])
 
 
-class Broken(CausalModel):
+class Broken(TorchModel):
     """A model whose logits turn bad after some tokens."""
 
     def forward(self, state, ids, keep=0):
@@ -587,12 +588,9 @@ class Broken(CausalModel):
 
 
 def broken_target(value, good):
-    class BrokenTarget(Broken, Target):
-        pass
-
-    target = BrokenTarget(tiny_model(), tiny_tokenizer(), "broken-model")
-    target.value, target.good = value, good
-    return target
+    model = Broken(tiny_model(), "broken-model")
+    model.value, model.good = value, good
+    return Target(model, tiny_tokenizer(), "broken-model")
 
 
 RULES = [{}, {"do_sample": True}, {"do_sample": True, "verification": "gumbel"}, {"do_sample": True, "top_p": 0.9}]
