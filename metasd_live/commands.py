@@ -629,12 +629,12 @@ def _show_bench(records: Sequence[dict[str, Any]], quiet: bool) -> None:
     ]
     note = "" if peaks else "; the peak of a run is not measured on this device"
     console.table(f"memory that is not the target's, weights and state exact{note}", columns, rows, quiet)
-    for kind, found in records[0]["blocks"].items():
-        if not quiet:
-            print(
-                f"blocks against single steps ({kind.replace('_', ' ')}): {found['equal']} of {found['rows']} rows of "
-                f"logits equal, the others by at most {found['largest']:.2g}, {found['changed']} greedy tokens changed"
-            )
+    rows = [
+        [kind.replace("_", " "), found["rows"], found["equal"], f"{found['largest']:.2g}", found["changed"]]
+        for kind, found in records[0]["blocks"].items()
+    ]
+    columns = ["blocks", "rows of logits", "equal", "largest difference", "greedy tokens changed"]
+    console.table("a pass over several tokens against single steps", columns, rows, quiet)
     for one in records:
         if one["retired"]:
             print(f"{one['contestant']}: its drafter failed and was retired: {one['retired']}")

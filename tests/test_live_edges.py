@@ -20,10 +20,9 @@ from transformers import (
     TextIteratorStreamer,
 )
 
-from metasd_live import cli, commands
+from metasd_live import cli, commands, engines
 from metasd_live.compare import plain_text as their_text
 from metasd_live.drafters import Arm, Draft, parse_arm
-from metasd_live.drafters import causal as causal_module
 from metasd_live.drafters.causal import CausalDrafter
 from metasd_live.drafters.head import read_vocabulary
 from metasd_live.drafters.ngram import NgramSettings, read_ngram, train_ngram, write_ngram
@@ -189,7 +188,7 @@ def test_revisions_of_a_hub(tmp_path, monkeypatch):
             asked.append((place, options.get("revision")))
             return tiny_model()
 
-    monkeypatch.setattr(causal_module, "AutoModelForCausalLM", Hub)
+    monkeypatch.setattr(engines, "AutoModelForCausalLM", Hub)
     (arm,) = arms_of(tiny_target(), "model:org/name@v1@3")
     assert asked == [("org/name", "v1")]
     assert arm.length == 3

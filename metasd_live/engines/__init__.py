@@ -47,8 +47,8 @@ def load_model(
     check_choices(dtype, engine)
     device = device or torch.device("cpu")
     options = {} if revision is None else {"revision": revision}
-    config = AutoConfig.from_pretrained(folder, **options)
-    chosen = _choose(engine, config, device, dtype, device_map, name)
+    config = AutoConfig.from_pretrained(folder, **options) if engine != "torch" else None
+    chosen = _choose(engine, config, device, dtype, device_map, name) if config is not None else "torch"
     if chosen != "torch":
         model = _openvino(folder, name, config, chosen.partition(":")[2], gguf, options)
         if engine == "auto":
@@ -63,8 +63,6 @@ def load_model(
 
 def _choose(engine: str, config: Any, device: torch.device, dtype: str, device_map: Any, name: str) -> str:
     """The engine to use; refuses one that cannot run this model here."""
-    if engine == "torch":
-        return engine
     installed = importlib.util.find_spec("openvino") is not None
     obstacles = [
         (not installed, "the package openvino is not installed (pip install openvino)"),
